@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from .text import clean
 from .types import Usage
 
 # %% auto #0
-__all__ = ['TASK', 'MAX_CHARS', 'ENDPOINT', 'DEFAULT_RERANKER', 'Reranker', 'PairScores', 'MalformedScores', 'checked_scores',
+__all__ = ['PairScores', 'TASK', 'MAX_CHARS', 'ENDPOINT', 'DEFAULT_RERANKER', 'Reranker', 'MalformedScores', 'checked_scores',
            'MeteredReranker', 'metered', 'CrossEncoderScores', 'read_scores', 'EndpointScores', 'reranker',
            'as_reranker']
 
@@ -42,15 +43,12 @@ class Reranker(Protocol):
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray: ...
 
 
-class PairScores(NamedTuple):
-    """What a model gave for a query and n texts: n scores, and the tokens that it counted (0: none)."""
-
-    scores: Sequence[float] | np.ndarray
-    tokens: int = 0
+# What a model gave for a query and n texts: n scores, and the tokens that it counted (0: none)
+PairScores = tuple[Sequence[float], int]
 
 
 class MalformedScores(ValueError):
-    """A server's reply holds no usable score for each text, also when it is asked again."""
+    """A server's reply holds no usable score for each text."""
 
 # %% ../nbs/03_rerank.ipynb #faaeb694
 def checked_scores(name: str, given: Any, n: int) -> list[float]:
@@ -123,21 +121,18 @@ class MeteredReranker:
         return np.array([records[t]["score"] for t in texts])
 
     def _ask(self, query: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Let the model score texts, and store the scores. A malformed reply is asked for once more."""
+        """Let the model score texts, and store the scores."""
         begun = time.perf_counter()
         try:
-            try:
-                found = self._score(query, texts)
-            except MalformedScores:
-                found = self._score(query, texts)
+            scores, tokens = self._score(query, texts)
         except MalformedScores as e:
-            spent = Usage(2, 0, 0, 0, time.perf_counter() - begun, None)
+            spent = Usage(1, 0, 0, 0, time.perf_counter() - begun, None)
             count_result(TASK, TaskResult({}, spent, "fallback", str(e)))
             raise
         seconds, n = round((time.perf_counter() - begun) / len(texts), 6), len(texts)
         made = {}
-        for i, (text, score) in enumerate(zip(texts, checked_scores(self.name, found.scores, n))):
-            share = found.tokens // n + (i < found.tokens % n)  # shares differ by at most one
+        for i, (text, score) in enumerate(zip(texts, checked_scores(self.name, scores, n))):
+            share = tokens // n + (i < tokens % n)  # shares differ by at most one
             record = {"score": score, "tokens": share, "seconds": seconds}
             if self.cache is not None:
                 record = self.cache.put(self.request(query, text), record, TASK)
@@ -164,17 +159,13 @@ def metered(reranker: Reranker, cache: ReplayCache | None = None) -> MeteredRera
     """Put a cache and a meter around a reranker, unless it has them.
 
     Without a cache nothing is stored. In one, an own reranker is identified by its name and, where it has
-    one, its `revision`. Raises `TypeError` for what is no reranker.
+    one, its `revision`.
     """
     if isinstance(reranker, MeteredReranker):
         return reranker
-    if not isinstance(reranker, Reranker) or not isinstance(reranker.name, str) or not reranker.name:
-        raise TypeError(
-            f"{reranker!r:.80} is no reranker: it needs a `name` and a method scores(query, texts)"
-        )
     return MeteredReranker(
         reranker.name,
-        lambda query, texts: PairScores(reranker.scores(query, texts)),
+        lambda query, texts: (list(reranker.scores(query, texts)), 0),
         revision=lambda: str(getattr(reranker, "revision", "")),
         cache=cache,
     )
@@ -195,11 +186,6 @@ def _load(name: str, device: str | None) -> Any:
             f"With a network, `hf download {name}` gets a model of the hub once; without one, pass the path "
             "of a folder that holds the model, or name a server's model, endpoint:MODEL"
         ) from e
-    if model.num_labels != 1:
-        raise ValueError(
-            f"reranker {name!r} gives {model.num_labels} numbers for a pair: it is a classifier. "
-            "Use a cross-encoder with one label, such as cross-encoder/ms-marco-MiniLM-L6-v2"
-        )
     return model
 
 
@@ -224,7 +210,7 @@ class CrossEncoderScores:
             logits = model.predict(
                 pairs, batch_size=self.batch_size, activation_fn=torch.nn.Identity(), show_progress_bar=False
             )
-        return PairScores(logits.tolist())
+        return logits.tolist(), 0
 
     def revision(self) -> str:
         """Return what identifies the weights; a model of the hub that isn't here is loaded first."""
@@ -238,32 +224,18 @@ class CrossEncoderScores:
 def read_scores(reply: Any, n: int) -> list[float]:
     """Return the scores of n documents from a server's reply, in the documents' order.
 
-    Raises `MalformedScores` that says what is wrong with the reply.
+    Raises `MalformedScores` for a reply without one finite score for each.
     """
-    results = reply.get("results") if isinstance(reply, Mapping) else reply
-    if not isinstance(results, list):
-        raise MalformedScores(f"the reply has no list of results: {reply!r:.120}")
-    found: dict[int, float] = {}
-    for entry in results:
-        at = entry.get("index") if isinstance(entry, Mapping) else None
-        score = entry.get("relevance_score", entry.get("score")) if isinstance(entry, Mapping) else None
-        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < n or at in found:
-            raise MalformedScores(f"a result names no document of {n}, or one again: {entry!r:.120}")
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or not abs(score) < 1e9:
-            raise MalformedScores(f"a result has no score: {entry!r:.120}")
-        found[at] = float(score)
-    if len(found) < n:
-        raise MalformedScores(f"the reply has scores for {len(found)} of {n} documents")
-    return [found[i] for i in range(n)]
-
-
-def _tokens(reply: Any, query: str, texts: Sequence[str]) -> int:
-    """Return the tokens that the server counted, else our estimate: the query is read with each text."""
-    usage = reply.get("usage") if isinstance(reply, Mapping) else None
-    counted = usage.get("total_tokens") if isinstance(usage, Mapping) else None
-    if isinstance(counted, int) and not isinstance(counted, bool) and counted >= 0:
-        return counted
-    return sum(map(count_tokens, texts)) + len(texts) * count_tokens(query)
+    try:
+        results = reply["results"] if isinstance(reply, dict) else reply
+        name = "relevance_score" if "relevance_score" in results[0] else "score"
+        found = {entry["index"]: float(entry[name]) for entry in results}
+        scores = [found[i] for i in range(n)]
+    except (TypeError, LookupError, ValueError) as e:
+        raise MalformedScores(f"the reply has no score for each of {n} documents: {reply!r:.120}") from e
+    if len(results) > n or not all(map(isfinite, scores)):
+        raise MalformedScores(f"the reply has other scores than {n} finite ones: {reply!r:.120}")
+    return scores
 
 
 class EndpointScores:
@@ -293,9 +265,11 @@ class EndpointScores:
         """
         reply = self._post(query, texts)
         try:
-            return PairScores(read_scores(reply, len(texts)), _tokens(reply, query, texts))
+            scores = read_scores(reply, len(texts))
         except MalformedScores as e:
             raise MalformedScores(f"{self.model}: {e}") from None
+        counted = (reply.get("usage") or {}).get("total_tokens") if isinstance(reply, dict) else None
+        return scores, int(counted or sum(map(count_tokens, texts)) + len(texts) * count_tokens(query))
 
     def _post(self, query: str, texts: Sequence[str]) -> Any:
         body = {"model": self.model, "query": query, "top_n": len(texts)}

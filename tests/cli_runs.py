@@ -11,7 +11,6 @@ import pytest
 from adaptmr.cli import main
 
 
-
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     """Run a command; return its status and what it printed, which is never a traceback."""
     status = main([str(w) for w in words])

@@ -12,7 +12,6 @@ import cli_runs
 import pytest
 from cli_runs import refused, said
 
-from adaptmr.cli import experiments
 from adaptmr.cli.experiments import grid
 from adaptmr.cli.replaying import missing_records
 from adaptmr.eval.report.parameters import UsageError
@@ -92,15 +91,6 @@ def test_list_and_show_print_what_there_is_or_one_json_document(root, capsys):
     status, out, _ = said(capsys, "runs", "show", "outputs/tiny/one")
     for words in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns"):
         assert words in out, out
-
-
-def test_the_report_is_rendered_where_it_is_missing(root, capsys, demo_run):
-    folder = root / "outputs" / "exp3" / demo_run.name
-    shutil.copytree(demo_run, folder)
-    report = folder / "report.html"
-    assert said(capsys, "runs", "report", folder) == (0, f"{report}\n", "")
-    report.unlink()
-    assert said(capsys, "runs", "report", folder)[:2] == (0, f"{report}\n") and report.stat().st_size > 1000
 
 
 # --- rm
@@ -224,21 +214,6 @@ def test_the_grid():
 
 
 @pytest.mark.slow
-def test_a_sweep_is_made_once(sweeping, capsys, monkeypatch):
-    words = ["sweep", "tiny", "-p", "k", "[1, 2]"]
-    status, out, _ = said(capsys, *words)
-    runs = {p.name for p in (sweeping / "outputs" / "tiny").iterdir()}
-    assert status == 0 and len(runs) == 2 and all(r in out for r in runs)
-    assert rows_of(out, 2) == [["1", "made"], ["2", "made"]]
-    monkeypatch.setattr(experiments, "run_experiment", None)  # nothing is run again
-    status, out, err = said(capsys, *words)
-    assert status == 0 and rows_of(out, 2) == [["1", "there"], ["2", "there"]]
-    assert err.count("there already") == 2
-    status, out, _ = said(capsys, "sweep", "tiny", "-p", "k", "1", "-p", "names", "[null]")
-    assert status == 0 and rows_of(out, 1) == [["1", "None", "there"]], "the default, given"
-
-
-@pytest.mark.slow
 def test_a_point_that_fails_stops_no_other_and_a_wrong_parameter_runs_none(sweeping, capsys):
     status, _, err = said(capsys, "sweep", "tiny", "-p", "k", "[1, 2]", "-p", "mood", "good")
     assert status == 2 and "mood" in err and not (sweeping / "outputs").exists()
@@ -255,25 +230,6 @@ def make_two(root):
     for name in ("k1-a", "k1-b"):
         cli_runs.make(root, name, cli_runs.results({"b": 0.2, "a": 0.5}))
     return root / "outputs"
-
-
-def test_systems_are_in_the_order_of_the_run_or_the_one_asked_for(root):
-    run = open_recorded(make_two(root) / "tiny" / "k1-a")
-    assert run.systems == ["b", "a"] == list(dict.fromkeys(run.rows["system"]))
-    one = run.only(["a"])
-    assert set(one.rows["system"]) == {"a"} and run.only(None).systems == ["b", "a"]
-    assert one.rows["recall_fraction"].mean() == pytest.approx(0.5)
-    with pytest.raises(UsageError, match="no system 'c'; there are b, a"):
-        run.only(["c"])
-
-
-def test_contrasts_need_both_systems(root):
-    folder = make_two(root) / "tiny" / "k1-a"
-    (folder / "tables").mkdir()
-    (folder / "tables" / "contrasts.csv").write_text("contrast,verdict\na − b,different\na − c,undecided\n")
-    run = open_recorded(folder)
-    assert [c["contrast"] for c in run.contrasts] == ["a − b"]
-    assert run.only(["a"]).contrasts == []
 
 
 def test_the_beginning_of_a_name_is_enough_where_it_fits_one_run(root):
@@ -299,15 +255,6 @@ def test_a_broken_run_is_said_in_one_line_by_every_command(root, capsys):
         for words in (["show"], ["compare"], ["replay"], ["report"], ["explore"], ["rm", "--yes"]):
             assert why in refused(capsys, "runs", words[0], broken, *words[1:]), words
     assert broken.is_dir()
-
-
-def test_rm_without_asking_takes_whole_names_only(root, capsys):
-    outputs = make_two(root)
-    cli_runs.make(root, "other", cli_runs.results({"a": 0.2}))
-    for name, why in (("tiny/k1-", "fits 2 runs"), ("k1-", "fits 2 runs"), ("oth", "tiny/other")):
-        assert why in refused(capsys, "runs", "rm", name, "--yes")
-    assert (outputs / "tiny" / "other").is_dir()
-    assert said(capsys, "runs", "rm", "tiny/other", "--yes")[0] == 0
 
 
 def test_what_a_replay_needs_is_listed(tmp_path):

@@ -80,14 +80,6 @@ def test_a_wrong_reply_is_an_error_that_names_the_fault(data: list[Any], what: s
     assert len(server.requests) == 1
 
 
-def test_another_dimension_in_a_later_reply_is_an_error() -> None:
-    with Server(vectors(4), vectors(6)) as server:
-        encoder = make(server)
-        encoder.encode(["a"])
-        with pytest.raises(VectorError, match="6 numbers, where 4 are expected"):
-            encoder.encode(["b"])
-
-
 def test_failed_attempts_are_repeated_and_permanent_ones_are_not() -> None:
     waits: list[float] = []
     with Server(status(500), status(429, headers={"Retry-After": "3"}), vectors()) as server:
@@ -168,13 +160,6 @@ def test_another_process_asks_the_server_that_is_set_and_gets_no_key(monkeypatch
     assert b"very-secret" not in sent
 
 
-def test_without_a_key_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(AuthError, match="set OPENAI_API_KEY"):
-        embedder(NAME, cache=False).encode(["a"])
-
-
 def test_no_secret_is_in_a_name_a_cache_or_a_store(tmp_path: Any) -> None:
     with Server(vectors()) as server:
         url = server.url.replace("://", "://ann:pass-word@")
@@ -196,8 +181,3 @@ def test_no_secret_is_in_a_name_a_cache_or_a_store(tmp_path: Any) -> None:
 def test_a_bad_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="openai:MODEL@DIMENSIONS"):
         embedder(name)
-
-
-def test_a_bundled_encoder_takes_no_server() -> None:
-    with pytest.raises(ValueError, match="has no server"):
-        embedder("minilm", base_url="http://127.0.0.1:9/v1")

@@ -21,7 +21,6 @@ OTHER = am.Conversation("other")
 QUESTION = am.Question("c/q1", "How many plums?", ["1"], conversation="c")
 DATA = am.Dataset("toy", [TALK, OTHER], [QUESTION])
 HIT = am.Hit(TURNS[0], 0.5)
-STORE = am.MemoryStore(embedder="hash")
 
 # --- names
 

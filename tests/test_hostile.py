@@ -7,8 +7,6 @@ stored, and the package's own notes about them.
 
 from __future__ import annotations
 
-import json
-import random
 import re
 from dataclasses import replace
 
@@ -16,7 +14,6 @@ import pytest
 from server import Server, answering, ok, ok_json
 
 from adaptmr.llm import LLM
-from adaptmr.llm.tasks import meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed
@@ -24,7 +21,7 @@ from adaptmr.reader import render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import answer_interim
-from adaptmr.retrieval.steps import refine, rerank
+from adaptmr.retrieval.steps import refine
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.retrieval.versions import replaced_note
 from adaptmr.store.memory_store import MemoryStore
@@ -34,7 +31,6 @@ from adaptmr.types import Hit, Memory, QueryType
 
 ASKED = "Where do I keep the spare key?"
 # The rules are uncertain about the type of this question, so that a model is asked.
-OPEN = "Where did I keep the spare key before the wedding?"
 TRUE = "I keep the spare key under the blue flowerpot."
 INVENTED = "ZXQJ, the key is in the lake"  # what an obedient model says; it is in no memory
 PLANTED = "the spare key is with the mayor"  # what the memories tell the model to say
@@ -227,89 +223,3 @@ def test_an_interim_answer_must_be_in_the_memories():
 
 
 # -- nonsensical replies -------------------------------------------------------------------------------
-
-GOOD = {
-    "plan": {
-        **dict.fromkeys(("needs_memory", "multi_step"), True),
-        **dict.fromkeys(("temporal_order", "prefer_latest"), False),
-        "queries": ["spare key", "flowerpot"],
-        "relevance_threshold": 0.65,
-        "hint": "the place",
-    },
-    "refine": {
-        "relevant": True,
-        "drop": [{"number": 2, "why": "another thing"}],
-        "updated": [{"newer": 3, "older": 1}],
-    },
-    "rerank": {"best": [2, 1]},
-    "complexity": {"level": "C"},
-    "classify": {"type": "multi_hop", "sure": "high"},
-    "decompose": {"queries": ["key", "pot"]},
-}
-LISTS = [[], [[]], [None], [1, "a"], ["q"] * 10_000, [{"number": 1e300, "why": None}], [{"newer": 3.0}]]
-
-
-ODD = [None, True, -1, 2.0, 1e308, 10**400, "", "\x00", "\ud83d", "是", {}, "q" * 100_000, *LISTS]
-
-
-HITS = [
-    Hit(Memory(str(i), f"memory {i}", "Ann", f"2024-01-0{i}", step=i, source=f"T{i}"), 1.0 / i)
-    for i in range(1, 7)
-]
-
-
-def _refinement_is_valid(llm, store):
-    left = refine(ASKED, HITS, [0.5] * 6, llm)
-    ids = [h.memory.id for h in left.hits]
-    assert [h.memory for h in left.hits] == [h.memory for h in HITS if h.memory.id in ids]
-    assert left.relevant == bool(ids) and sum(map(len, left.reasons)) < 3000
-
-
-def _plan_is_valid(plan):
-    assert RetrievalPlan.from_json(plan.to_json()) == plan
-    assert len(plan.queries) <= 5 and all(len(q) <= 120 for q in plan.queries) and len(plan.hint) <= 200
-
-
-def _planning_is_valid(llm, store):
-    plan = QARP(llm).plan(ASKED, store)
-    _plan_is_valid(plan)
-    if plan.fallback:
-        assert plan == RetrievalPlan(weights={"dense": 1.0}, planner="qarp", refine=True, fallback="unified")
-    elif plan.answer_as != "directly":
-        assert plan.refine and plan.weights == HYBRID_WEIGHTS
-    assert execute(replace(plan, refine=False), ASKED, store).plan
-
-
-def _reranking_is_valid(llm, store):
-    ordered, _ = rerank(ASKED, HITS, 2000, llm)
-    assert sorted(h.memory.id for h in ordered) == list("123456") and all(h in HITS for h in ordered)
-
-
-def _level_is_valid(llm, store):
-    assert AdaptiveRAG(llm).plan(ASKED, store).planner[-7:] in ("level A", "level B", "level C")
-
-
-@pytest.mark.parametrize(
-    ("task", "use"),
-    [
-        ("plan", _planning_is_valid),
-        ("refine", _refinement_is_valid),
-        ("rerank", _reranking_is_valid),
-        ("complexity", _level_is_valid),
-        ("classify", lambda llm, store: _plan_is_valid(Routed(llm).plan(OPEN, store))),
-        ("decompose", lambda llm, store: _plan_is_valid(PLANNERS["routed"](llm).plan(ASKED, store))),
-    ],
-)
-def test_any_reply_to_any_task_gives_a_valid_result(store, task, use):
-    good, current = GOOD[task], [""]
-    odd = [{**good, name: value} for name in good for value in random.Random(name).sample(ODD, 7)]
-    replies = [good, {**good, "x" * 3000: INVENTED}, [good, good], *odd]
-    with Server(answering(lambda body: ok(current[0]))) as s, meter_usage() as meter:
-        llm = model(s)
-        for text in (*map(json.dumps, replies), "I can't help with that.", '"', "[" * 1000 + "]" * 1000):
-            current[0] = text
-            use(llm, store)
-        longest = max(len(m["content"]) for body in s.requests for m in body["messages"])
-        assert longest < 6000, "no reply makes the next prompt too long"
-    outcomes = {how: meter.outcomes[task, how] for how in ("model", "repaired", "retried", "fallback")}
-    assert outcomes["model"] and outcomes["fallback"], outcomes

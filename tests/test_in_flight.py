@@ -19,8 +19,6 @@ import pytest
 from server import Server, answering, ok, ok_json
 
 import adaptmr as am
-from adaptmr.embed import TextEmbedder, VectorCache
-from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM, LLMError
 from adaptmr.llm.concurrency import CANCELLED, run_concurrently
@@ -143,17 +141,6 @@ def test_rows_are_the_same_for_any_number_of_threads(data):
     }
 
 
-def test_concurrency_questions_are_in_flight(data):
-    barrier = threading.Barrier(4)
-
-    def meet(h, body):
-        barrier.wait(PATIENCE)
-        ok_json({"answer": "x", "abstain": False})(h, body)
-
-    with Server(meet) as s:
-        assert len(run(["random"], replace(data, questions=data.questions[:4]), model(s, concurrency=4))) == 4
-
-
 def test_one_system_gives_the_same_results_in_many_threads():
     conversation = (whole := am.load("demo", split="zh2")).conversations[0]
     texts = [q.text for q in whole.questions[:8]]
@@ -179,33 +166,6 @@ def test_one_system_gives_the_same_results_in_many_threads():
 
     run_concurrently(work, range(8), 8, lambda i, pairs: got.extend(pairs))
     assert len(got) == 8 * len(texts) and all(result == expected[text] for text, result in got)
-
-
-def test_an_encoder_is_called_by_one_thread_at_a_time(tmp_path):
-    import numpy as np
-
-    inside, most, lock = [0], [0], threading.Lock()
-
-    def encode(texts, kind):
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-        rows = [[1.0, len(t), sum(map(ord, t)) % 97] for t in texts]
-        with lock:
-            inside[0] -= 1
-        return np.array(rows, np.float32)
-
-    def embedder(cache):
-        sizes = {"known_dim": 3, "uses_kind": False, "max_chars": 99, "batch_size": 4, "progress": False}
-        return TextEmbedder("x", "1", "exact", lambda: encode, cache, **sizes)
-
-    def some(i):
-        return [f"text {j % 20}" for j in range(i, i + 10)]
-
-    shared, alone, got = embedder(VectorCache(tmp_path / "v")), embedder(None), {}
-    run_concurrently(lambda i: shared.encode(some(i)), range(40), 8, got.__setitem__)
-    assert all((got[i] == alone.encode(some(i))).all() for i in range(40)) and most[0] == 1
-    assert shared.encoded + shared.from_cache == 400
 
 
 # --- usage
@@ -274,30 +234,4 @@ def test_a_matched_system_gets_the_tokens_of_the_other(data, tmp_path):
         assert resumed.matched == first.matched and not other.threads, "from the journal's rows"
 
 
-def test_a_matched_system_must_come_after_the_one_it_matches(data, tmp_path):
-    for chosen in ([Matching()], ["random", Matching(), FirstTurns("thinks")]):
-        with pytest.raises(ValueError, match=r"'matching' may spend what 'thinks' spends"):
-            run(chosen, data, journal=tmp_path / "j")
-        assert not (tmp_path / "j").exists(), "before any question is asked"
-
-
 # --- outcomes of replies
-
-
-def test_reply_outcomes_by_system_and_task():
-    rows = [
-        ("b", "plan:model answer:model"),
-        ("b", "plan:fallback answer:repaired×2 follow-up:retried"),
-        ("a", "answer:model×3"),
-        ("b", "plan:retried"),
-        ("c", ""),
-    ]
-    frame = pd.DataFrame(rows, columns=["system", "ways"])
-    table = tables.reply_outcome_table(frame)
-    assert [tuple(r) for r in table.itertuples(index=False)] == [
-        ("b", "answer", 3, 0.3333, 0.6667, 0.0, 0.0),
-        ("b", "follow-up", 1, 0.0, 0.0, 1.0, 0.0),
-        ("b", "plan", 3, 0.3333, 0.0, 0.3333, 0.3333),
-        ("a", "answer", 3, 1.0, 0.0, 0.0, 0.0),
-    ]
-    assert tables.fallback_rates(frame) == {"answer": 0.0, "follow-up": 0.0, "plan": 0.333333}

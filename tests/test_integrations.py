@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import socket
 import sys
 from dataclasses import replace
@@ -17,7 +16,6 @@ import pytest
 import adaptmr as am
 from adaptmr.integrations.metadata import hit_metadata
 from adaptmr.retrieval.strategies import Router
-from adaptmr.types import Hit, Memory
 
 LIBRARIES = {"langchain": "langchain_core", "llamaindex": "llama_index"}
 QUESTIONS = ["Where do I live?", "What is my cat called?"]
@@ -88,18 +86,6 @@ class CountingRouter(Router):
 def expected(store: am.MemoryStore, question: str, **options: Any) -> list[tuple[str, str, dict[str, Any]]]:
     hits = am.retrieve(question, store, **options).hits
     return [(h.memory.id, h.memory.text, hit_metadata(h)) for h in hits]
-
-
-def test_the_metadata_of_a_hit_is_plain_and_says_why() -> None:
-    about: dict[str, Any] = {"tags": ("cat", "home"), "meta": {"agent": "pets"}}
-    m = Memory("m", "A cat.", "Ann", datetime(2024, 1, 2, 3, tzinfo=UTC), owner="ann", session="s", **about)
-    said = hit_metadata(Hit(m, 0.5, {"lexical": 1.0, "dense": 2.5, "time": 0.25, "role": -3.0}, "updated"))
-    assert said == {
-        **{"id": "m", "user": "ann", "agent": "pets", "session": "s", "speaker": "Ann", "tags": "cat, home"},
-        **{"time": "2024-01-02T03:00:00+00:00", "score": 0.5, "note": "updated"},
-        "why": "dense +2.50, lexical +1.00, time +0.25",
-    }
-    assert json.loads(json.dumps(said)) == said
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

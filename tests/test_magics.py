@@ -93,25 +93,3 @@ def test_a_mistake_in_a_question_is_one_line(shell, monkeypatch):
         ("%%ask --model gpt-4o-mini\nWhere do I live?", "no API key for 'gpt-4o-mini'"),
     ):
         assert said in failure(shell, cell)
-
-
-@pytest.mark.filterwarnings("ignore:.*Completer.complete")
-def test_the_key_tab_completes_a_command_until_it_is_unloaded(shell):
-    shell.user_ns |= {"my_plan": am.RetrievalPlan(), "my_planner": am.Router(), "my_text": "x"}
-    with am.MemoryStore(embedder="hash") as store:
-        shell.user_ns["mine"] = store
-        for line, found in {
-            "%memory de": {"demo", "demo_assistant"},
-            "%memory mi": {"mine"},
-            "%memory demo --embedder ha": {"hash"},
-            "%%ask --": {"--k", "--type", "--plan", "--model"},
-            "%%ask --type kn": {"knowledge_update"},
-            "%%ask --plan my": {"my_plan", "my_planner"},
-        }.items():
-            said = set(shell.complete(line.split()[-1], line, len(line))[1])
-            assert found <= said and "my_text" not in said
-    shell.run_line_magic("unload_ext", "adaptmr")
-    assert "--k" not in shell.complete("--", "%%ask --", 8)[1]
-    magics = shell.magics_manager.magics
-    assert "memory" not in magics["line"] and "ask" not in magics["cell"]
-    shell.run_line_magic("load_ext", "adaptmr")

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,11 +157,13 @@ def test_what_another_process_has_just_written_is_written_no_second_time(tmp_pat
         for n in range(5):
             one.add(text_of(n), "Maya", "2024-05-01")
         late = Changes(one.store, one.present.now())
-        turn = other.add(text_of(5), "Maya", "2024-05-01")
+        fifth = late.get("turn:Maya:5")
+        assert fifth is not None
+        late.put(replace(fifth, id="turn:Maya:6", step=6, text=text_of(5)))
+        other.add(text_of(5), "Maya", "2024-05-01")
         assert [m.layer for m in other.store.memories].count(SUMMARY) == 1
-        late.put(turn)
-        one._writer.write_due(late, {})
-        assert late.edits == []
+        one._writer.write_due(late, {})  # the page and the summary that are due are there now
+        assert [e.id for e in late.edits] == ["turn:Maya:6"]
 
 
 @pytest.mark.slow

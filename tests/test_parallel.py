@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import partial
 from time import monotonic
 
 import pytest
@@ -73,17 +72,6 @@ def test_usage_in_threads_is_in_the_meters_of_the_caller():
     assert outer.outcomes == {(NOTE.name, "model"): 2, (NOTE.name, "offline"): 2}
     assert inner.times.measured == 1 and outer.times.measured == 2
     assert spent(inner.late) == spent(outer.late) == (0, 0, 0)
-
-
-def test_pools_of_any_number_count_in_the_meters_of_their_caller():
-    for threads in (0, 1, 3):
-        with Server(REPLY) as s, meter_usage() as meter:
-            ask = partial(NOTE.run, model(s), None)
-            run_concurrently(lambda x, ask=ask: ask(text=x), "abcd", threads, lambda x, result: None)
-        assert spent(meter.usage) == (4, 40, 12) and meter.times.measured == 4
-    with meter_usage() as meter:
-        run_in_parallel([lambda: [NOTE.run(None, text="x") for _ in range(50)]] * 8, PATIENCE)
-    assert meter.outcomes == {(NOTE.name, "offline"): 400}, "no count is lost"
 
 
 class Hanging:

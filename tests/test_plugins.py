@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import checkout
@@ -16,13 +15,12 @@ import pytest
 
 import adaptmr as am
 from adaptmr.embed import VectorCache, embedder
-from adaptmr.embed.encoders import EMBEDDERS
-from adaptmr.eval.judges.accuracy import JUDGES, make_judge
+from adaptmr.eval.judges.accuracy import make_judge
 from adaptmr.eval.judges.judge import Verdict
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.plugins import PluginError, load_plugins, plugins_for_replay
-from adaptmr.registry import ENTRY_POINTS, NameTaken, forget_module, load_packages, packages_of, registered
+from adaptmr.registry import NameTaken, forget_module, registered
 from adaptmr.retrieval.strategies import STRATEGIES
 from adaptmr.systems.base import PlannedSystem, known_systems, make_system
 
@@ -271,19 +269,6 @@ def test_strategies_of_one_name_make_one_router_and_change_no_other(own):
     assert before == STRATEGIES and make_system("adaptmr").planner.strategies == before
 
 
-def test_an_installed_package_brings_systems_and_a_broken_one_is_named(tmp_path, monkeypatch, own):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "brings_one.py").write_text(
-        "import adaptmr as am\n@am.system('brought')\ndef f(question, now): return am.RetrievalPlan()\n"
-    )
-    (tmp_path / "is_broken.py").write_text("1 / 0\n")
-    points = [EntryPoint(name, name, ENTRY_POINTS[0]) for name in ("is_broken", "brings_one")]
-    with pytest.warns(RunNotice, match="is_broken are left out, because .*ZeroDivisionError"):
-        load_packages(points)
-    assert "brought" in known_systems("own")
-    assert packages_of(["system brought", "system hybrid"]) == {"brings_one": ""}
-
-
 # --- judges and embedders
 
 JUDGE = """
@@ -362,18 +347,6 @@ def test_whatever_can_be_registered_judges(own):
         assert made.llm.model == "offline", "its requests may be sent at once"
 
 
-def test_a_judge_that_cannot_be_is_named(own):
-    am.judge("words")(lambda question, prediction, abstained: "yes")
-    am.judge("numbers")(lambda question, prediction, abstained: np.bool_(True))
-    assert make_judge("numbers").judge(question(), "x", False).correct is True
-    with pytest.raises(TypeError, match="judge 'words' returned 'yes' for question 'q': return True, False"):
-        make_judge("words").judge(question(), "x", False)
-    with pytest.raises(ValueError, match=r"unknown judge 'word' \(did you mean 'words'\?\); there are rul"):
-        make_judge("word")
-    with pytest.raises(NameTaken, match="the judge 'rules' is there already, from adaptmr itself"):
-        am.judge("rules")(make_judge)
-
-
 # --- embedders
 
 
@@ -427,15 +400,6 @@ def test_rows_that_cannot_be_vectors(own):
 
 
 # --- one mechanism
-
-
-def test_a_plugin_of_several_kinds_is_forgotten_whole(several):
-    (loaded,) = load_plugins([str(several)])
-    assert loaded.registered == ("embedder letters", "judge contains", "system newest words")
-    assert set(registered("of_mine")) == set(loaded.registered) and loaded.names("judge") == ["contains"]
-    several.write_text(JUDGE)
-    (loaded,) = load_plugins([str(several)])
-    assert loaded.registered == ("judge contains",) and "letters" not in EMBEDDERS and "contains" in JUDGES
 
 
 PARAMS = {"systems": "lexical", "split": "en1", "limit": 3}

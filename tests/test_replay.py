@@ -7,7 +7,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,26 +154,6 @@ def test_a_damaged_cache_is_named_with_the_remedy(tmp_path: Path) -> None:
         damaged = ReplayCache(path)
         for i in range(200):
             damaged.get(ask(str(i)))
-
-
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    cache = ReplayCache(tmp_path / "c.db")
-    cache.put(ask(), {"text": "x"})
-    for text in ("{half", "[]"):
-        cache._query("UPDATE calls SET reply = ?", (text,))
-        with pytest.raises(ReplayError, match=r"damaged record in .*c\.db"):
-            cache.get(ask())
-
-
-def test_threads_share_a_cache(tmp_path: Path) -> None:
-    cache = ReplayCache(tmp_path / "c.db")
-
-    def work(i: int) -> str:
-        return cache.put(ask(str(i % 20)), {"text": str(i)})["text"]
-
-    with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(work, range(200)))
-    assert len(cache) == 20 and all(got[i] == cache.get(ask(str(i % 20)))["text"] for i in range(200))  # type: ignore[index]
 
 
 @pytest.mark.slow

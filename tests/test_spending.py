@@ -9,7 +9,6 @@ import server
 import adaptmr as am
 from adaptmr.eval.runner import evaluate as evaluation
 from adaptmr.eval.runner.run import journal_keys
-from adaptmr.llm.client import check_params_limits
 from adaptmr.llm.spending import LimitReached
 from adaptmr.types import Usage
 
@@ -122,16 +121,6 @@ def test_limits_that_cannot_be_used():
     for limit in WRONG:
         with pytest.raises(ValueError, match=next(iter(limit))):
             am.LLM("gpt-4o-mini", **limit)
-
-
-def test_an_unknown_price_is_refused_before_the_run(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"price of 'my-own'.*ADAPTMR_PRICES"):
-        check_params_limits({"model": "my-own", "max_cost_usd": 1})
-    mine = tmp_path / "prices.yaml"
-    mine.write_text("models:\n  my-own: {prompt: 0.15, completion: 0.60}\n")
-    monkeypatch.setenv("ADAPTMR_PRICES", str(mine))
-    check_params_limits({"model": "my-own", "max_cost_usd": 1})
-    assert am.LLM("my-own", max_cost_usd=1).cost(10**6, 10**6) == pytest.approx(0.75)
 
 
 def test_a_solver_stops_between_two_questions(tmp_path, data):

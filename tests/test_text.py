@@ -118,14 +118,6 @@ def test_split_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
-@settings(max_examples=150, deadline=None)
-@given(TEXTS)
-def test_sentences_contain_the_whole_text(text):
-    parts = split_sentences(text)
-    assert "".join("".join(parts).split()) == "".join(text.split())
-    assert all(p and p == p.strip() for p in parts)
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -176,23 +168,6 @@ def test_find_names(text, found):
 )
 def test_remove_names(text, people, left):
     assert remove_names(text, people) == left
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    TEXTS,
-    st.lists(
-        st.one_of(st.sampled_from(["Caroline", "小王", "West Lake", " ", ""]), st.text(max_size=5)),
-        max_size=4,
-    ),
-)
-def test_remove_names_never_leaves_an_empty_text(text, people):
-    out = remove_names(text, people)
-    assert out.strip() or not text.strip() or out == text
-    assert bool(re.search(r"\w", out)) == bool(re.search(r"\w", text))
-    if out != text:
-        assert len(out) <= len(text)
-    assert remove_names(text, reversed(people)) == out
 
 
 def test_content_words():

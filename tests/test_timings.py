@@ -142,33 +142,9 @@ def test_a_repeated_experiment_states_the_source_of_its_times(
     )
 
 
-def test_timing_sentence() -> None:
-    quiet = {"ms_at_once": [1, 1]}
-    assert timing_sentence(pd.DataFrame(quiet)) == timing_sentence(pd.DataFrame({"f1": [1.0]})) == ""
-    calls = {"ms_calls_measured": [1, 0], "ms_calls_recorded": [1860, 1], "ms_calls_unknown": [2, 0]}
-    sentence = timing_sentence(pd.DataFrame(calls | quiet))
-    assert "1 calls" in sentence
-    assert "1,861 were answered from the record" in sentence
-    assert "2 are in the record without a time" in sentence
-    assert "at once" not in sentence
-
-
 def test_a_caption_says_how_many_questions_were_asked_at_once() -> None:
     assert timing_sentence(pd.DataFrame({"ms_at_once": [2, 2]})) == (
         "Times: 2 questions were asked at once, and each took longer than alone"
     )
     mixed = timing_sentence(pd.DataFrame({"ms_at_once": [2, 1, 2]}))
     assert "(1 with 1, 2 with 2): don't compare them" in mixed
-
-
-def test_a_table_of_costs_says_that_its_times_are_contended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-    params = {"split": "en1", "limit": 5, "embedder": "hash", "systems": "unified,hybrid", "workers": 2}
-    experiment = Experiment("timed", params, out_dir=tmp_path)
-    experiment.evaluate()
-    experiment.comparison_tables()
-    assert "2 questions were asked at once" in (experiment.run.path / "tables" / "costs.txt").read_text()
-    times = experiment.time_again(repeats=1, per_type=1)
-    assert set(times["ms_at_once"]) == {1}, "timed again one after the other"

@@ -14,7 +14,6 @@ from server import Server, answering, ok_json
 import adaptmr as am
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.run import journal_keys
-from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
@@ -105,20 +104,6 @@ def test_with_a_model_calls_usage_and_outcomes_are_those_of_one_process(data, tm
     same(frames[0], again)
     with pytest.raises(ReplayMiss, match="no recorded reply"):  # of a class whose objects have five arguments
         run(["qarp"], am.load("demo", split="en2,zh1", limit=4), llm, workers=2)
-
-
-@pytest.mark.slow
-def test_a_run_folder_is_the_same(tmp_path, monkeypatch):
-    files = []
-    for n in (1, 2):
-        monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / f"cache{n}"))
-        params = {"systems": "unified,adaptmr", "split": "en1", "limit": 6, "workers": n}
-        experiment = Experiment("lesson", params, tmp_path / f"out{n}")
-        experiment.evaluate()
-        folder = experiment.finish()
-        assert "workers" not in json.loads((folder.path / "manifest.json").read_text())["params"]
-        files.append([(folder.path / f).read_bytes() for f in ("results.parquet", "vectors.npz")])
-    assert files[0] == files[1]
 
 
 @pytest.mark.slow

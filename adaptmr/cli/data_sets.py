@@ -232,16 +232,10 @@ def add(
     from adaptmr.store.memory_store import MemoryStore
 
     options = {name: value for name, value in given.items() if value is not None}
-    if bool(texts) == bool(source):
-        raise UsageError("add needs either texts or --from CHAT")
-    if source and said_at:
-        raise UsageError("--said-at is for texts: the times of a chat are in its file, see --at COLUMN")
-    if texts and "at" in options:
+    if bool(texts) == bool(source) or (texts and options) or (source and said_at):
         raise UsageError(
-            f"--at names the column of a chat (--from); when texts were said is --said-at {options['at']}"
+            "add takes either texts, with --said-at TIME, or --from CHAT, with the options of how it is read"
         )
-    if texts and options:
-        raise UsageError(f"--{next(iter(options)).replace('_', '-')} is for --from: texts have no columns")
     at = as_utc(said_at) or datetime.now(UTC)
     items: list[Any] = list(texts)
     if source:

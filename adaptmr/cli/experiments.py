@@ -5,15 +5,13 @@
 # %% ../../nbs/cli/00_experiments.ipynb #86d305be
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -30,18 +28,13 @@ from adaptmr.eval.report.parameters import (
 from ..progress import follow_progress
 from ..provenance import find_checkout
 
-if TYPE_CHECKING:
-    from adaptmr.eval.report.recorded_run import RecordedRun
-    from adaptmr.plugins import Plugin
-
-
 class RunFailed(RuntimeError):
     """A cell of an experiment failed; the message says which, and why. The command ends with status 1."""
 
 # %% auto #0
 __all__ = ['RunFailed', 'project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params',
-           'named_plugins', 'run_experiment', 'estimate_experiment', 'execute_notebook', 'run', 'grid',
-           'notebook_defaults', 'find_point', 'Point', 'run_points', 'sweep']
+           'named_plugins', 'run_experiment', 'estimate_experiment', 'execute_notebook', 'run', 'grid', 'Point',
+           'run_points', 'sweep']
 
 # %% ../../nbs/cli/00_experiments.ipynb #f479e47a
 def project_root() -> Path:
@@ -329,54 +322,11 @@ def grid(pairs: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
             raise UsageError(f"-p {name} has no value: give a list such as '[5, 10]'")
     return [dict(zip(values, point)) for point in itertools.product(*values.values())]
 
-
-def notebook_defaults(notebook: Path) -> dict[str, Any]:
-    """Return the default values of a notebook's parameters; those that are no plain values are left out."""
-    import papermill
-
-    found = {}
-    for name, described in papermill.inspect_notebook(str(notebook)).items():
-        with suppress(ValueError, SyntaxError):
-            found[name] = ast.literal_eval(described["default"])
-    return found
-
-
-def find_point(
-    experiment: str,
-    params: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    outputs: Path,
-    plugins: Sequence[Plugin] = (),
-) -> RecordedRun | None:
-    """Return the finished run with these parameters and plugins, today's code and data; `None` if none."""
-    from adaptmr.data.registry import load
-    from adaptmr.eval.report.recorded_run import recorded_runs
-    from adaptmr.experiments import as_recorded, own_parts
-    from adaptmr.provenance import code_sha256, run_id
-    from adaptmr.systems.base import known_systems
-
-    given = {**defaults, **params}
-    wanted = as_recorded(given) | {"plugins": [plugin.name for plugin in plugins] or None}
-    dataset, data = given.get("dataset"), ""
-    for run in recorded_runs(outputs):
-        asked = run.params
-        if run.folder.parent.name != experiment or any(asked[name] != wanted.get(name) for name in asked):
-            continue
-        names = [str(name).removesuffix(" by rule") for name in run.manifest.get("systems") or []]
-        parts = own_parts([name for name in names if name in known_systems(None)], asked, plugins)
-        if isinstance(dataset, str):
-            data = data or load(dataset).sha256
-        named = run_id(asked, data, parts)
-        if run.folder.name.startswith(named) and run.code_sha256 == code_sha256():
-            return run
-    return None
-
 # %% ../../nbs/cli/00_experiments.ipynb #8683140e
 class Point(NamedTuple):
-    """A point of a sweep: its values, how it ended ("made", "there" or "failed"), its run folder if any."""
+    """A point of a sweep: its values, and its run folder; `None` for one that failed."""
 
     values: Mapping[str, Any]
-    ended: str
     folder: Path | None
 
 
@@ -387,33 +337,25 @@ def run_points(
     out_dir: str | None = None,
     imports: Sequence[str] = (),
 ) -> list[Point]:
-    """Run an experiment at each point that has no run folder yet; what happens is told on standard error.
+    """Run an experiment at each point; what happens is told on standard error.
 
     Raises `UsageError` for a wrong parameter of any point, and `PluginError` for a plugin that can't be used,
     before the first is run. A point that fails is told too, and the others are run.
     """
     from adaptmr.plugins import load_plugins
 
-    root = project_root()
     asked = [[(name, json.dumps(value)) for name, value in point.items()] for point in points]
-    params = [gather_params(root, experiment, files, pairs, imports) for pairs in asked]
-    notebook = find_notebook(root, experiment)
-    defaults = notebook_defaults(notebook)
-    plugins = [load_plugins(named_plugins(given)) for given in params]
+    for pairs in asked:
+        load_plugins(named_plugins(gather_params(project_root(), experiment, files, pairs, imports)))
     done = []
-    for i, (point, pairs, given, own) in enumerate(zip(points, asked, params, plugins), 1):
+    for i, (point, pairs) in enumerate(zip(points, asked), 1):
         told = f"{i} of {len(points)}: {_words(point)}"
-        outputs = Path(out_dir or given.get("out_dir") or outputs_of(root)).resolve()
-        if found := find_point(notebook.stem, given, defaults, outputs, own):
-            print(f"{told}: there already, {found.folder.name}", file=sys.stderr)
-            done.append(Point(point, "there", found.folder))
-            continue
         print(told, file=sys.stderr)
         try:
-            done.append(Point(point, "made", run_experiment(experiment, files, pairs, out_dir, imports)))
+            done.append(Point(point, run_experiment(experiment, files, pairs, out_dir, imports)))
         except (RunFailed, ValueError, KeyError, OSError) as e:
             print(f"adaptmr: {told} failed: {e}", file=sys.stderr)
-            done.append(Point(point, "failed", None))
+            done.append(Point(point, None))
     return done
 
 
@@ -445,11 +387,11 @@ def sweep(
     numbers = [open_recorded(p.folder).numbers if p.folder else {} for p in done]
     measured = list(dict.fromkeys(name for found in numbers for name in found))
     rows = [
-        (*point.values.values(), point.ended, *(found.get(name, "–") for name in measured))
+        (*point.values.values(), "made" if point.folder else "failed", *(found.get(n, "–") for n in measured))
         for point, found in zip(done, numbers)
     ]
     print_table((*done[0].values, "run", *measured), rows)
     for point in done:
         if point.folder:
             print(f"{_words(point.values) or 'run'}: {point.folder}")
-    return int(any(point.ended == "failed" for point in done))
+    return int(any(point.folder is None for point in done))

@@ -15,7 +15,6 @@ import click
 
 from ..checks import did_you_mean
 from ..data.registry import datasets, is_file_name, load
-from ..embed.encoders import BUNDLED_EMBEDDERS
 from ..llm import LLM, LLMError
 from ..markup import HtmlOutput, cut_text, html_table
 from ..reader import answer
@@ -136,24 +135,6 @@ class NotebookMemory:
         found = retrieve(question, self._chosen(), k, self._planner(type, plan), llm=llm)
         return MagicAnswer(question, answer(question, found, llm), found)
 
-    def completions(self, line: str) -> list[str]:
-        """Return what may stand where a line of `%memory` or `%%ask` is being written."""
-        command, *words = line.split()
-        if words and not line[-1].isspace():
-            words.pop()  # what is being written
-        values = {
-            "--type": [str(t) for t in QueryType],
-            "--plan": self._plan_names(),
-            "--model": ["offline"],
-            "--embedder": ["auto", *BUNDLED_EMBEDDERS],
-        }
-        if words and words[-1] in ("--k", *values):
-            return values.get(words[-1], [])
-        known = [p.opts[0] for p in (_ASK if command.endswith("ask") else _MEMORY).params]
-        options = [name for name in known if name.startswith("--") and name not in words]
-        sources = [*self._store_names(), *datasets()] if command.endswith("memory") and not words else []
-        return [*sources, *options]
-
     def _store_names(self) -> list[str]:
         return [n for n, v in self.variables.items() if isinstance(v, MemoryStore) and n[0] != "_"]
 
@@ -209,12 +190,6 @@ class NotebookMemory:
 _MEMORIES: dict[int, NotebookMemory] = {}  # by shell
 
 
-def _complete(shell: Any, event: Any) -> list[str]:
-    """Complete a line for IPython, which keeps this after the magics were taken away."""
-    memory = _MEMORIES.get(id(shell))
-    return memory.completions(event.text_until_cursor) if memory else []
-
-
 def add_magics(shell: Any) -> NotebookMemory:
     """Add `%memory` and `%%ask` to an IPython shell, and return what they work on."""
     from IPython.core.error import UsageError
@@ -238,8 +213,6 @@ def add_magics(shell: Any) -> NotebookMemory:
     remove_magics(shell)
     shell.register_magic_function(choose, "line", "memory")
     shell.register_magic_function(ask, "cell", "ask")
-    for command in ("%memory", "%%ask"):
-        shell.set_hook("complete_command", _complete, str_key=command)
     _MEMORIES[id(shell)] = memory
     return memory
 

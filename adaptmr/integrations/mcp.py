@@ -254,7 +254,6 @@ def _make_tool(method: Callable[..., dict[str, Any]]) -> Any:
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp_types import ToolAnnotations
-    from pydantic import ValidationError
 
     class StrictTool(Tool):
         async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
@@ -263,13 +262,7 @@ def _make_tool(method: Callable[..., dict[str, Any]]) -> Any:
                 if name not in known:
                     meant = did_you_mean(name, known)
                     raise ToolError(f"{self.name} has no argument {name!r}{meant}; it has {', '.join(known)}")
-            try:
-                return await super().run(arguments, context, convert_result)
-            except ToolError as e:
-                if not isinstance(e.__cause__, ValidationError):
-                    raise
-                wrong = (f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.__cause__.errors())
-                raise ToolError(f"{self.name} can't be called so. {'; '.join(wrong)}") from e.__cause__
+            return await super().run(arguments, context, convert_result)
 
     def run(**named: Any) -> dict[str, Any]:
         try:
