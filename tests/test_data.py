@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.data import registry
-from adaptmr.data.locomo import parse_evidence_ids, parse_locomo, parse_session_time
+from adaptmr.data.locomo import parse_evidence_ids, parse_session_time
 from adaptmr.data.registry import (
     DatasetEntry,
     DatasetUnavailable,
@@ -100,25 +100,6 @@ def names_in(folder: Path) -> list[str]:
 # ---------------------------------------------------------------- downloading
 
 
-def test_download_once(entry, server, tmp_path):
-    url, asked = server
-    register_dataset(replace(entry, url=url + "/ok"))
-    data = load("toy")
-    assert data.complete and data.label == "toy: 3 conversations, 11 questions"
-    assert data.sha256 == entry.sha256 and data.licence == "CC0"
-    assert load("toy") == data and len(asked) == 1, "the second time it is read from the cache"
-    assert names_in(tmp_path / "cache" / "data") == ["toy.json"]
-
-
-def test_a_failed_download_names_the_remedy_and_leaves_no_file(entry, server, tmp_path):
-    for path, why in (("/404", "HTTP Error 404"), ("/cut", r"cut after \d[\d,]* of 200,\d+ bytes")):
-        register_dataset(replace(entry, url=server[0] + path))
-        told = rf"could not be downloaded \(.*{why}.*save it as toy\.json in .*ADAPTMR_DATA"
-        with pytest.raises(DatasetUnavailable, match=told):
-            load("toy")
-        assert names_in(tmp_path / "cache" / "data") == []
-
-
 def test_without_a_network_or_an_address(entry, tmp_path):
     with socket.socket() as s:  # bound, not listening: connections are refused
         s.bind(("127.0.0.1", 0))
@@ -158,13 +139,6 @@ def test_own_folder_comes_first_and_a_part_is_labelled_as_a_part(entry, own_fold
     assert load("toy").label == whole, "the official name comes before the others"
     (own_folder / "toy.json").write_bytes(OFFICIAL + b" ")
     assert load("toy").label == f"part of {whole}", "with one more byte it isn't the official file"
-
-
-def test_a_file_of_another_form_is_named(entry, own_folder):
-    for content in (b"{", b"\xff\xfe", b'{"c1": "many"}'):
-        (own_folder / "toy.json").write_bytes(content)
-        with pytest.raises(ValueError, match=r"toy\.json is not a file of toy"):
-            load("toy")
 
 
 def test_an_unknown_name_lists_the_known_ones(entry):
@@ -222,22 +196,6 @@ def test_evidence_ids_and_times_of_sessions(text):
         assert parse_evidence_ids(written) == ids
     assert parse_session_time("1:56 pm on 8 May, 2023") == datetime(2023, 5, 8, 13, 56, tzinfo=UTC)
     assert parse_session_time("12:30 am on 1 January, 2024") == datetime(2024, 1, 1, 0, 30, tzinfo=UTC)
-
-
-def test_sessions_are_read_in_the_order_of_their_numbers(tmp_path):
-    def talk(*numbers: tuple[str, int]) -> Path:
-        made: dict = {"speaker_a": "A", "speaker_b": "B", "session_11_date_time": "1:00 pm on 11 May, 2023"}
-        for name, n in numbers:
-            made[f"session_{name}"] = [{"speaker": "A", "dia_id": f"D{n}:1", "text": f"lone \ud83d {n}"}]
-            made[f"session_{name}_date_time"] = f"1:00 pm on {n} May, 2023"
-        (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": made, "qa": []}]))
-        return tmp_path / "f.json"
-
-    c = parse_locomo(talk(("10", 10), ("2", 2))).conversations[0]
-    found = [(m.source, m.step, m.session) for m in c.turns]
-    assert found == [("D2:1", 0, "session_2"), ("D10:1", 1, "session_10")]
-    with pytest.raises(ValueError, match="twice"):
-        parse_locomo(talk(("2", 2), ("3", 2)))
 
 
 def check_locomo(data: Dataset) -> None:

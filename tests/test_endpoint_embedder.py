@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import zlib
 from typing import Any
 
@@ -12,8 +11,7 @@ from server import Behaviour, Server, answering, raw, status
 
 from adaptmr.embed import VectorCache, VectorMiss, embedder
 from adaptmr.embed.encoders import EndpointModel, VectorError
-from adaptmr.llm import AuthError, BadRequest
-from adaptmr.llm.tasks import meter_usage
+from adaptmr.llm import AuthError
 from adaptmr.store.memory_store import MemoryStore
 
 NAME = "openai:toy-embed"
@@ -55,15 +53,6 @@ def test_the_vectors_of_shuffled_replies_belong_to_their_texts() -> None:
     assert server.paths == ["/v1/embeddings"]
 
 
-def test_dimensions_are_asked_for_and_checked() -> None:
-    with Server(vectors()) as server:
-        assert make(server, f"{NAME}@5").encode(["a"]).shape == (1, 5)
-        assert server.requests[0]["dimensions"] == 5
-    short = raw(200, {"data": [{"index": 0, "embedding": [1.0, 2.0]}]})
-    with Server(short) as server, pytest.raises(VectorError, match="2 numbers, where 5 are expected"):
-        make(server, f"{NAME}@5").encode(["a"])
-
-
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -91,43 +80,10 @@ def test_failed_attempts_are_repeated_and_permanent_ones_are_not() -> None:
     assert "sk-very-secret" not in str(e.value) and len(server.requests) == 1
 
 
-def test_batches_that_a_server_refuses_are_halved_and_stay_small() -> None:
-    def decide(body: dict[str, Any]) -> Behaviour:
-        return status(422, "batch size > 3") if len(body["input"]) > 3 else vectors()
-
-    texts = [f"text {i}" for i in range(9)]
-    with Server(answering(decide)) as server:
-        encoder = make(server)
-        assert np.allclose(encoder.encode(texts), [unit(t) for t in texts], atol=1e-3)
-        n = len(server.requests)
-        encoder.encode([f"more {i}" for i in range(6)])
-    assert all(len(r["input"]) <= 3 for r in server.requests[n:])
-    with Server(status(400, "no such option")) as server, pytest.raises(BadRequest, match="1 characters"):
-        make(server).encode(["a"])
-
-
 def test_a_long_text_is_cut_and_an_empty_one_is_sent_as_a_space() -> None:
     with Server(vectors()) as server:
         make(server).encode(["长" * 19_000, ""])
     assert sorted(len(t) for t in server.requests[0]["input"]) == [1, 5000]
-
-
-def test_a_run_pays_for_a_vector_once_whether_it_was_cached_or_not() -> None:
-    with Server(vectors()) as server:
-        encoder = embedder(
-            "openai:text-embedding-3-small", base_url=server.url, api_key="k", cache=VectorCache(":memory:")
-        )
-        usages = []
-        for _ in range(2):
-            with meter_usage() as meter:
-                encoder.encode(["four", "eight888"])
-                encoder.encode(["four"])
-            usages.append(meter.usage)
-    first, again = usages
-    assert (first.calls, first.cached_calls, first.prompt_tokens) == (1, 0, 3)
-    assert (again.calls, again.cached_calls, again.prompt_tokens) == (1, 1, 3)
-    assert first.cost_usd == again.cost_usd == pytest.approx(3 * 0.02 / 1e6)
-    assert len(server.requests) == 1
 
 
 def test_vectors_of_two_servers_are_kept_apart_and_replayed_by_the_servers_id(
@@ -147,17 +103,6 @@ def test_vectors_of_two_servers_are_kept_apart_and_replayed_by_the_servers_id(
     assert np.array_equal(again.encode(["a"]), kept)
     with pytest.raises(VectorMiss):
         again.encode(["new"])
-
-
-def test_another_process_asks_the_server_that_is_set_and_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(vectors()) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-        here = embedder(NAME, cache=False)
-        sent = pickle.dumps(here)
-        there = pickle.loads(sent)
-        assert there.key("x") == here.key("x") and np.array_equal(there.encode(["x"]), here.encode(["x"]))
-    assert b"very-secret" not in sent
 
 
 def test_no_secret_is_in_a_name_a_cache_or_a_store(tmp_path: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.llm import LLM
 from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import render_line
 from adaptmr.retrieval.evidence import line_tokens, render_context
@@ -20,11 +19,9 @@ from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import FUSIONS, WEIGHT_SETS, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.retrieval.steps import count_shared
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
-from adaptmr.retrieval.versions import group_versions, keep_latest
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Evidence, Hit, Memory
+from adaptmr.types import Evidence, Memory
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 TEXTS = (
@@ -103,25 +100,6 @@ def test_a_plain_search(store):
     assert found.context == render_context(found.hits)
 
 
-def test_the_trace_adds_up(store):
-    found = execute(
-        replace(
-            WORDS,
-            prefer_latest=True,
-            temporal_order=True,
-            k=3,
-            token_budget=40,
-            time_window=("2024-01-01", "2024-12-01"),
-            window_rule="hard",
-        ),
-        "Where do I live now?",
-        store,
-    )
-    assert steps(found) == ["window", "search", "gate", "latest", "cut", "order"]
-    assert chained(found) and (row(found, "window").n_in, row(found, "window").n_out) == (10, 10)
-    assert all(t.n_out <= t.n_in and t.reason for t in found.trace)
-
-
 @pytest.mark.parametrize("k, n", [(0, 0), (1, 1), (10, 10), (11, 10), (1_000_000, 10)])
 def test_k(store, k, n):
     found = execute(replace(WORDS, k=k), "pottery", store)
@@ -162,47 +140,6 @@ def test_queries_take_turns(store):
     assert len(set(ids(execute(replace(LEXICAL, queries=("cat", "cat called Snowy")), "x", store)))) == 10, (
         "found twice, shown once"
     )
-
-
-def test_a_memory_found_twice_keeps_its_better_score(store):
-    single = {
-        h.memory.id: h.score
-        for q in ("cat", "Snowy")
-        for h in execute(LEXICAL, q, store).hits
-        if h.memory.id == "m1"
-    }
-    both = execute(replace(LEXICAL, queries=("cat", "Snowy")), "x", store)
-    best = max(
-        h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1"
-    )
-    assert single and both.hits[0].memory.id == "m1" and both.hits[0].score == best
-
-
-CHAIN = [
-    "The course is given by Lindqvist.",
-    "Lindqvist was taught by Amara.",
-    "Amara grew up with Lindqvist in Tromso.",
-    *(f"I bought bread number {i}." for i in range(6)),
-]
-HOPS = ("who gives the course", "who taught him", "where did they grow up")
-
-
-@pytest.fixture(scope="module")
-def chain():
-    with MemoryStore(embedder="hash") as s:
-        s.add([Memory(f"c{i}", t, "Maya", step=i) for i, t in enumerate(CHAIN)])
-        yield s
-
-
-def test_all_interim_results_are_carried_and_shown(chain):
-    found = execute(replace(LEXICAL, queries=HOPS, multi_step=True, k=5), "x", chain)
-    assert "carried on: Lindqvist | Amara" in row(found, "search").reason
-    steps_shown = ["step 1: Lindqvist", "step 2: Amara"]  # the queries are not in the question's words
-    assert [f.text for f in found.findings] == steps_shown
-    assert found.context.startswith("".join(f"[worked out] {text}\n" for text in steps_shown))
-    last = {h.memory.id: h.score for h in found.hits}["c2"]
-    both = execute(replace(LEXICAL, k=9), f"{HOPS[2]} Lindqvist Amara", chain)
-    assert last == {h.memory.id: h.score for h in both.hits}["c2"], "the third query has both names"
 
 
 def test_merge_question_keeps_the_best_five_of_the_question(store):
@@ -286,18 +223,6 @@ def test_second_check_between_the_thresholds(store):
     assert row(unknown, "gate").reason.endswith("no")
 
 
-def test_gate_by_cosine(store):
-    exact = TURNS[6].text_with_speaker
-    plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
-    found = execute(plan, exact.replace("Maya: ", ""), store, fit=fixed(0.01))
-    assert "cosine = " in row(found, "gate").reason
-    assert found.relevance == pytest.approx(0.01), (
-        "the relevance is the probability, whatever the gate compares"
-    )
-    far = execute(plan, "submarine licence", store, fit=fixed(0.99))
-    assert not far.has_relevant and far.hits == [] and far.relevance == pytest.approx(0.99)
-
-
 # --- a store unlike those that the probability was fitted on
 
 SEEN = {"fewest": 40, "most": 300, "speakers": 1, "base": 0.8}
@@ -332,19 +257,6 @@ def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
     assert 0.5 < found.relevance < 0.8
 
 
-def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
-    """A plan that wants a model's second check gets it, however few memories there are."""
-    asked = []
-    monkeypatch.setattr(
-        "adaptmr.retrieval.gate.is_relevant",
-        lambda text, hits, covered, closeness, llm: (asked.append(llm), (False, "model"))[1],
-    )
-    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
-    fit, llm = replace(fixed(0.05), seen=SEEN), LLM("offline")
-    assert not execute(plan, "submarine", small_store(3), fit=fit, llm=llm).has_relevant and asked == [llm]
-    assert execute(plan, "submarine", small_store(3), fit=fit).has_relevant and asked == [llm]
-
-
 def test_a_fit_for_another_encoder_is_refused(store):
     for plan in (WORDS, LEXICAL):
         with pytest.raises(FitError, match=r"'minilm'.*'hash'.*fit_for\('hash'\)"):
@@ -356,34 +268,6 @@ def test_a_fit_for_another_encoder_is_refused(store):
 
 
 # --- shared names and words
-
-
-@pytest.mark.parametrize(
-    ("question", "text", "entities", "shared"),
-    [
-        ("What colour is Biscuit the cat?", "My cat is called Biscuit.", (), 2),  # Biscuit, cat
-        ("What colour is Biscuit the cat?", "The colour is red.", (), 1),
-        ("What colour is Biscuit the cat?", "It rained.", ("Biscuit",), 1),
-        ("What colour is Biscuit the cat?", "It rained.", (), 0),
-        ("小王的猫叫什么名字？", "小王养了一只猫", (), 2),
-        ("小王的猫叫什么名字？", "今天下雨了", (), 0),
-    ],
-)
-def test_shared_names_and_words_are_counted(question, text, entities, shared):
-    assert count_shared(question, Memory("m", text, "Ann", entities=entities)) == shared
-
-
-def test_what_shares_the_questions_words_moves_up_among_the_best_2k(store):
-    plan = RetrievalPlan(weights={"cosine": 1.0}, k=2)
-    question = "Is the cat called Snowy?"
-    plain, boosted = (execute(replace(plan, entity_boost=b), question, store) for b in (0.0, 0.3))
-    assert steps(boosted) == ["search", "boost", "gate", "cut"] and "boost" not in steps(plain)
-    best = execute(replace(plan, k=4), question, store).hits
-    expected = {h.memory.id: h.score * (1 + 0.3 * count_shared(question, h.memory)) for h in best}
-    assert ids(boosted) == sorted(expected, key=lambda id: -expected[id])[:2]
-    share = sum(h.score != v for h, v in zip(best, expected.values()))
-    assert row(boosted, "boost").reason == f"{share} of the best 4 share names or words: × (1 + 0.3·n)"
-    assert [h.score for h in boosted.hits] == pytest.approx(sorted(expected.values())[:-3:-1], abs=1e-5)
 
 
 # --- versions
@@ -398,27 +282,6 @@ def test_latest_by_attribute(store):
     )
     assert row(found, "latest").reason == "versions of one fact by attribute"
     assert {"m7", "m8"} <= set(ids(found)), "5 km and 10 km are two runs"
-
-
-def hit(i, text, speaker="Maya", day=0, score=1.0):
-    return Hit(Memory(f"h{i}", text, speaker, DAY0 + timedelta(days=day), step=i), score)
-
-
-def test_what_is_not_a_version():
-    hits = [
-        hit(0, "I live in Oslo.", "Maya"),
-        hit(1, "I live in Bergen.", "Tom", day=3),
-        hit(2, "I want to move to Rome. I might move to Rome.", day=5),
-        hit(3, "Did you move to Paris?", day=6),
-    ]
-    assert len(keep_latest(hits, np.full((4, 4), 0.99), "Where does Maya live?")) == 4, (
-        "another's home, a wish, a question"
-    )
-    assert (
-        len(keep_latest(hits[:1] + hits[2:3], np.full((2, 2), 0.99), "Where does Maya live?", "similarity"))
-        == 1
-    )
-    assert [len(g) for g in group_versions(hits, np.zeros((4, 4)), "What did Maya eat?")] == [1] * 4
 
 
 # --- order and budget
@@ -540,55 +403,3 @@ def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(st
     assert len(set(ids(found))) == len(found.hits)
     assert bool(found.has_relevant or not found.hits)
     assert chained(found) and 0 <= found.relevance <= 1
-
-
-def test_deleted_memories_are_never_found():
-    generator = random.Random(7)
-    with MemoryStore(embedder="hash") as s:
-        s.add(TURNS)
-        gone = set()
-        for _ in range(12):
-            one = generator.choice(TURNS).id
-            if one in gone and s.get(one) is not None and generator.random() < 0.5:
-                s.restore(one)
-                gone.discard(one)
-            else:
-                s.delete(one)
-                gone.add(one)
-            for plan in (
-                WORDS,
-                LEXICAL,
-                replace(
-                    WORDS,
-                    queries=("cat", "pottery"),
-                    multi_step=True,
-                    prefer_latest=True,
-                    latest_rule="similarity",
-                ),
-            ):
-                found = execute(replace(plan, k=99), "pottery cat Hangzhou", s)
-                assert not gone & set(ids(found))
-                if not plan.prefer_latest:
-                    assert len(found.hits) == 10 - len(gone)
-                assert not any(
-                    t.text in found.context for t in TURNS if t.id in gone and t.text != "I ran 5 km."
-                )
-
-
-def test_years_1_and_9999():
-    with MemoryStore(embedder="hash") as s:
-        s.add(
-            [
-                Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
-                Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1),
-            ]
-        )
-        plan = replace(WORDS, weights={**HYBRID_WEIGHTS, "time": 1.0}, temporal_order=True)
-        assert ids(execute(plan, "cave", s)) == ["start", "end"]
-        latest = execute(replace(plan, prefer_latest=True), "Where do I live now?", s)
-        assert ids(latest) == ["end"]
-        assert latest.hits[0].note == "updated; before: I live in a cave yesterday."
-        hard = execute(
-            replace(plan, time_window=(datetime(1, 1, 1), datetime(1, 1, 2)), window_rule="hard"), "cave", s
-        )
-        assert (ids(hard) == ["start"] and "[0001-01-01]" in hard.context) or "[1-01-01]" in hard.context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from dataclasses import replace
@@ -14,19 +13,16 @@ import numpy as np
 import pytest
 
 from adaptmr import files as resources
-from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.embed import embedder
 from adaptmr.eval.metrics.ranking import auroc
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, fit_for, fit_provenance, fuse_signals
 from adaptmr.retrieval.gate import FEATURES
 from adaptmr.retrieval.plan import WEIGHT_SETS
-from adaptmr.retrieval.signals import SIGNALS, signal_values
+from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.retrieval.strategies import MIN_RELEVANCE
 from adaptmr.training import fusion_weights
 from adaptmr.training.fusion_weights import (
     FITTED_SIGNALS,
-    HELD_OUT_MEASURES,
-    cross_validate_types,
     fit_all,
     fit_weights,
     fitted_data,
@@ -34,8 +30,6 @@ from adaptmr.training.fusion_weights import (
     held_out_rows,
     make_fit,
     score_left_out,
-    summarize_held_out,
-    type_gains_table,
     write_fits,
 )
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
@@ -118,27 +112,6 @@ def scrambled(samples, conversation, seed=7):
 # --- samples
 
 
-def test_a_sample_by_hand(samples):
-    s = next(s for s in samples if s.has_evidence)
-    assert s.gold.sum() == 1 and (s.conversation, s.dataset) == ("c1", "made up")
-    assert len(samples) == 3 * 8 and sum(s.has_evidence for s in samples) == 3 * 6
-    assert s.pool.tolist() == list(range(12)), "few candidates: all of them"
-    for i, name in enumerate(FITTED_SIGNALS):
-        assert s.x[:, i].tolist() == signal_values(s.candidates, name).tolist()
-    assert s.sources(np.arange(12.0)) == [m.source for m in reversed(s.candidates.columns.memories)]
-    assert s.sources(np.zeros(12))[0] == "D0", "ties by row"
-    assert not replace(s, question=replace(s.question, answerable=False)).has_evidence
-    assert not replace(s, gold=np.zeros(12, bool)).has_evidence
-
-
-def test_a_question_about_the_other_one(samples):
-    s = next(s for s in samples if s.has_evidence and "by Ann" in s.question.text)
-    other = s.about_other
-    assert other.question.text == s.question.text.replace("Ann", "Bob")
-    assert not other.has_evidence and other.candidates.query.speakers == {"Bob"}
-    assert next(s for s in samples if not s.has_evidence).about_other is None
-
-
 # --- weights
 
 
@@ -188,24 +161,6 @@ def test_the_gold_of_the_conversation_left_out_changes_nothing(samples, monkeypa
 # --- question types
 
 
-def test_types_are_tried_on_conversations_held_out(samples, monkeypatch):
-    assert cross_validate_types(samples) == {}, "fewer than thirty questions of any type"
-    monkeypatch.setattr(fusion_weights, "MIN_TYPE_QUESTIONS", 4)
-    for gold_types in (False, True):
-        tried = cross_validate_types(samples, gold_types)
-        assert set(tried) <= set(WEIGHT_SETS)
-        assert sum(len(rows) for rows in tried.values()) == 18, "every question with evidence, once"
-        for question_type, rows in tried.items():
-            for s, a, b in rows:
-                known = str(s.question.type) if gold_types else s.predicted_type
-                assert s.has_evidence and known == question_type and 0 <= a <= 1 and 0 <= b <= 1
-    table = type_gains_table(samples, {"temporal_reasoning"})
-    assert {row["known"] for row in table} == {"told", "guessed"}
-    for row in table:
-        assert row["low"] is None or row["low"] <= row["gain"] <= row["high"]
-        assert not row["ships"] or (row["known"], row["kind"]) == ("guessed", "temporal_reasoning")
-
-
 def test_a_type_has_weights_of_its_own_only_where_they_gained(samples, monkeypatch):
     for gain, kept in ((0.5, True), (0.0, False)):
         tried = {"temporal_reasoning": [(samples[0], 0.5, 0.5 + gain)]}
@@ -247,20 +202,6 @@ def test_one_fit_for_all_and_one_without_each(everything):
     for e in ("hash", ANY_EMBEDDER):
         made = {json.dumps([f.weights, f.relevance]) for f in fits if f.embedder == e}
         assert len(made) == 4, "none is a copy of another"
-
-
-def test_the_summary_by_hand():
-    def row(answerable, r, p, found, type="multi_hop"):
-        known = {"answerable": answerable, "relevance": p, "found": found, "type": type}
-        return dict.fromkeys(HELD_OUT_MEASURES, r) | known
-
-    nothing = row(False, float("nan"), 0.5, False, "abstention")
-    got = summarize_held_out([row(True, 1.0, 0.9, True), row(True, 0.5, 0.4, False), nothing])
-    assert got.pop("recall@10 by type") == {"multi_hop": 0.75}, "what can't be ranked has no recall"
-    brier = round((0.01 + 0.16 + 0.25) / 3, 4)
-    expected = {"n": 2, "auroc": 0.5, "brier": brier, "questions": 3}
-    assert got == dict.fromkeys(HELD_OUT_MEASURES, 0.75) | expected
-    assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "no question without an answer"
 
 
 def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path, monkeypatch):
@@ -327,37 +268,3 @@ def test_every_conversation_has_a_fit_that_never_saw_it():
             assert set(fit.weights["hybrid"]) == {*FITTED_SIGNALS, "intercept"}
             assert set(fit.relevance) == {*FEATURES, "intercept"}
             assert fit.weights != fit_for(encoder).weights, "not the one that saw it, under another name"
-
-
-@pytest.mark.parametrize(("name", "split"), [("demo", None), ("locomo", "dev"), ("beam_100k", "dev")])
-def test_the_fits_were_made_from_these_data(name, split):
-    if name != "demo" and not os.environ.get("ADAPTMR_DATA"):
-        pytest.skip("ADAPTMR_DATA names no folder of data sets")
-    try:
-        data = load(name, split=split)
-    except DatasetUnavailable as e:
-        pytest.skip(str(e))
-    assert fitted_data(data) == FILE["data"][name], f"{name} is read otherwise since: run `make fit`"
-
-
-def test_what_is_held_out_is_what_the_fits_give():
-    """One conversation of the demo, scored anew by the shipped fit that never saw it."""
-    demo = load("demo")
-    one = replace(demo, conversations=[demo.conversation("en3")], questions=demo.questions_on("en3"))
-    found = summarize_held_out(held_out_rows(gather_samples(one, HASH), {"en3": fit_for("hash", "en3")}))
-    everyone = FILE["held_out"]["hash"]["demo"]
-    assert abs(found["recall@10"] - everyone["recall@10"]) < 0.2
-    assert abs(found["brier"] - everyone["brier"]) < 0.1
-
-
-@pytest.mark.slow
-def test_one_of_them_is_fitted_again_to_the_same_numbers(locomo_file):
-    """Fit the hashing encoder's again; the others run the same code, and take a minute and a half."""
-    try:
-        sets = [load("locomo", split="dev"), load("beam_100k", split="dev"), load("demo")]
-    except DatasetUnavailable as e:
-        pytest.skip(str(e))
-    again = make_fit([s for data in sets for s in gather_samples(data, HASH)], "hash", "en3")
-    shipped = fit_for("hash", "en3")
-    assert again.weights["hybrid"] == pytest.approx(shipped.weights["hybrid"], abs=2e-3)
-    assert again.relevance == pytest.approx(shipped.relevance, abs=2e-3)

@@ -73,24 +73,6 @@ def test_a_sum_by_hand(store):
     )
 
 
-def test_best_first_with_each_ones_signals(store):
-    c = given_(store, dense=[1, 9, 3, 4, 5, 6], time=[6, 5, 4, 3, 2, 1])
-    found = score_candidates(c, {"dense": 1.0, "time": 0.1}, 3)
-    assert found.rows.tolist() == [1, 5, 4]
-    assert found.scores.tolist() == pytest.approx([9.5, 6.1, 5.2])
-    assert found.candidates is c
-    assert {n: v.tolist() for n, v in found.signals.items()} == {"dense": [9, 6, 5], "time": [5, 1, 2]}
-
-
-def test_pool_and_mask(store):
-    c = given_(store, dense=[1, 2, 3, 4, 5, 6])
-    assert score_candidates(c, {"dense": 1.0}, 2).rows.tolist() == [5, 4]
-    assert score_candidates(c, {"dense": -1.0}, 2).rows.tolist() == [0, 1]
-    assert score_candidates(c, {"dense": 1.0}, 99, np.array([True, False] * 3)).rows.tolist() == [4, 2, 0]
-    assert score_candidates(c, {"dense": 1.0}, 1, np.zeros(6, bool)).rows.tolist() == []
-    assert score_candidates(c, {}, 3).rows.tolist() == [0, 1, 2], "all equal: by id"
-
-
 # --- reciprocal ranks
 
 
@@ -143,15 +125,6 @@ def test_ties_go_by_id_whatever_the_order_of_insertion(how):
             assert [s.memories[i].id for i in score_candidates(c, {"dense": 1.0}, 5, fusion=how).rows] == [
                 f"m{i:02}" for i in range(5)
             ]
-
-
-def test_the_order_of_weights_changes_no_byte(store):
-    c = select_candidates(
-        parse_query("Which bicycle did Ann buy?", store.speakers, prefer_recent=True), store, 50
-    )
-    weights = fit_for("hash").expand_weights({"hybrid": 1.0, "entity": 0.3, "time": 0.5})
-    one, two = score_candidates(c, weights, 6), score_candidates(c, dict(reversed(weights.items())), 6)
-    assert one.rows.tolist() == two.rows.tolist() and one.scores.tobytes() == two.scores.tobytes()
 
 
 # --- named sets

@@ -20,26 +20,18 @@ from adaptmr.data import longmemeval, registry
 from adaptmr.data.longmemeval import (
     CATEGORY_TO_TYPE,
     HaystackQuestion,
-    conversation_id,
     iter_elements,
-    parse_question_time,
-    parse_timestamp,
 )
 from adaptmr.data.registry import load
 from adaptmr.eval.analysis.longmemeval import (
-    LEVELS,
-    population_note,
     retrieval_rows,
-    retrieval_table,
     score_ranking,
-    select_population,
 )
 from adaptmr.eval.metrics.ranking import longmemeval_turn_to_session
 from adaptmr.systems.base import make_system
 from adaptmr.systems.longmemeval_rag import (
     LongMemEvalRAG,
     TimeAwarePlanner,
-    group_rounds,
 )
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
@@ -78,18 +70,6 @@ def test_the_objects_do_not_depend_on_the_chunk_size_and_a_cut_is_an_error(
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(ValueError, match=r"a\.json"):
         list(iter_elements(path, chunk_size))
-
-
-def test_damage_is_reported_with_its_position(tmp_path):
-    for content, why in (
-        (b'{"a": 1}', "byte 1: .*one array"),
-        (b'[{"a": nope}]' + b" " * 99, "from byte 1 on are not JSON"),
-        (b'[{"a": 1}] [', "byte 12: .*one array"),
-        (b"[" * 200_000, "ends before|not JSON"),
-    ):
-        (tmp_path / "a.json").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"a\.json.*({why})"):
-            list(iter_elements(tmp_path / "a.json"))
 
 
 # ---------------------------------------------------------------- synthetic files
@@ -151,64 +131,6 @@ def test_a_question_and_its_haystack_which_reveals_no_gold(put):
         assert [gold for gold in ("answer_q", "_abs", "has_answer", "q1", "q2") if gold in seen] == []
 
 
-def test_irregularities_are_counted_and_kept(put):
-    dates = ["2024/07/01 (Mon) 09:30", "2024/01/02 (Tue)", "2024/01/03 (Wed) 09:30"]
-    late = question("late", haystack_dates=dates, answer=7)
-    bare = question("bare", answer_session_ids=["noise_1", "gone"])
-    bare["haystack_sessions"] = [[{"role": "user", "content": c}] for c in (" ", "\ud83d")] + [[]]
-    ids = ["x", "answer_theirs_1", "x"]
-    theirs = question("theirs", "single-session-assistant", evidence=((1, 1),), haystack_session_ids=ids)
-    never = question("never_abs", evidence=(), answer=None, answer_session_ids=[])
-    put(late, bare, theirs, never)
-    data = load("longmemeval_s")
-    assert {name for name, n in data.notes.items() if n == 1} == set(data.notes) - {
-        "questions_without_evidence_by_the_user"
-    }
-    assert set(data.notes) == set(
-        "answer_sessions_missing answers_that_are_numbers haystacks_out_of_order sessions_after_the_question "
-        "questions_asked_before_their_evidence questions_without_answer questions_without_evidence "
-        "questions_without_evidence_by_the_user questions_without_labelled_turns session_ids_twice "
-        "sessions_empty turns_empty".split()
-    )
-    one, two, three, four = data.questions
-    assert (one.evidence, one.sessions) == (["S3:1"], ("S3",)), "sorted by time"
-    assert data.conversations[0].turns[8].text.startswith("late s0")
-    assert (two.evidence, two.sessions, three.evidence, four.answers) == ([], ("S2",), ["S2:2"], [])
-    assert data.conversations[1].turns[1].text == "\ud83d" and len(data.conversations[1]) == 2
-
-
-def test_a_file_of_another_form_is_named(put):
-    for rows, why in (
-        ([question(question_type="riddle")], "unknown type 'riddle'"),
-        ([question(question_date="yesterday")], "'yesterday' is not written as"),
-        ([{"a": 1}], "byte 1.*KeyError"),
-        ([question(haystack_dates=["2024/01/01"])], "'q1' has 1, 3, 3 dates"),
-        ([question(), question()], "a question's id twice"),
-    ):
-        put(*rows)
-        with pytest.raises(ValueError, match=rf"longmemeval_s.*{why}"):
-            load("longmemeval_s")
-
-
-def test_a_file_changed_after_opening_is_an_error(put):
-    put(question("q1"), question("q2"))
-    data = load("longmemeval_s")
-    put(question("q2"), question("q1"))
-    with pytest.raises(ValueError, match="was changed after it was opened"):
-        _ = data.conversations[0].turns
-
-
-def test_split_by_question_and_limit(put):
-    put(*(question(f"q{i}", list(CATEGORY_TO_TYPE)[i % 6]) for i in range(12)))
-    data = load("longmemeval_s", split="q7, q2")
-    assert {q.category: q.type for q in load("longmemeval_s").questions} == CATEGORY_TO_TYPE
-    assert [q.id for q in data.questions] == ["q2", "q7"]
-    assert [c.id for c in data] == [conversation_id("q2"), conversation_id("q7")]
-    assert load("longmemeval_s", split=conversation_id("q7")).questions == data.questions[1:]
-    few = load("longmemeval_s", limit=5)
-    assert len(few.questions) == len(few.conversations) == 5 and not few.complete
-
-
 def test_only_a_few_haystacks_are_in_memory(put):
     load("demo")  # what is imported is not counted
     peaks = []
@@ -225,16 +147,6 @@ def test_only_a_few_haystacks_are_in_memory(put):
     )
     cache = data.conversations[0]._read.func
     assert cache.cache_info().currsize == longmemeval._CACHE_SIZE and cache.cache_info().misses == 27
-
-
-def test_timestamps():
-    assert parse_timestamp("2023/05/30 (Tue) 23:40") == datetime(2023, 5, 30, 23, 40, tzinfo=UTC)
-    assert parse_timestamp(" 2023/5/3 ") == datetime(2023, 5, 3, tzinfo=UTC)
-    assert parse_question_time("2023/05/30 (Tue)") == datetime(2023, 5, 30, 23, 59, tzinfo=UTC)
-    assert parse_question_time("2023/05/30 (Tue) 09:15") == datetime(2023, 5, 30, 9, 15, tzinfo=UTC)
-    for text in ("", "2023-05-30", "2023/02/30", "2023/05/30 (Tue) 24:00"):
-        with pytest.raises(ValueError):
-            parse_timestamp(text)
 
 
 # ---------------------------------------------------------------- the real samples
@@ -346,22 +258,6 @@ def toy() -> Dataset:
     return Dataset("toy", talks, asked)
 
 
-def test_the_three_populations_and_their_sizes():
-    rows = retrieval_rows(["lexical", "gated"], toy(), (1, 3), embedder="hash")
-    assert len(rows) == 4 * 2 * 2 * len(LEVELS) and [
-        select_population(rows, p)["question"].nunique() for p in ("official", "answerable", "all")
-    ] == [1, 3, 4]
-    assert population_note(rows).startswith("official: n = 1 (of 419 in the whole data set)")
-    table = retrieval_table(rows, ["recall_any"]).set_index(["population", "level", "k", "system"])
-    official = table.loc[("official", "turn", 1, "lexical")]
-    assert (official["n"], official["no_gold"], official["whole"], official["mean"]) == (1, 0, 419, 1.0)
-    assert [table.loc[("all", level, 1, "lexical"), "n"] for level in LEVELS] == [1, 1, 1, 3]
-    assert [table.loc[("all", level, 1, "lexical"), "no_gold"] for level in LEVELS] == [3, 3, 3, 1]
-    everything = retrieval_rows(["lexical"], toy(), (1,), turns="all", embedder="hash")
-    assert everything.query("question == 'q1' and level == 'turn'")["recall_any"].item() == 1.0
-    assert set(everything["heard"]) == {4} and set(rows["heard"]) == {2}
-
-
 def test_the_whole_haystack_is_ranked_and_the_system_is_unchanged(put):
     put(question(n=40))
     data = load("longmemeval_s")
@@ -394,13 +290,6 @@ TALK = [
         ]
     )
 ]
-
-
-def test_a_round_is_a_turn_with_its_replies():
-    rounds = [["S1:1", "S1:2"], ["S1:3"], ["S2:1"], ["S2:2", "S2:3"], ["S3:1", "S3:2"]]
-    assert [[m.source for m in r] for r in group_rounds(TALK)] == rounds
-    two = [replace(m, speaker="Ann" if m.speaker == "user" else "Ben") for m in TALK]
-    assert group_rounds([]) == [] and group_rounds(two) == [[m] for m in two]
 
 
 def test_keys_contain_facts_hits_are_turns_and_the_time_window_is_hard_unless_it_is_empty():

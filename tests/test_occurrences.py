@@ -6,17 +6,13 @@ import re
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adaptmr.retrieval.events import (
     AskedOccurrence,
     EventDate,
     Occurrence,
     Telling,
-    calls_first,
     day_window,
-    find_end,
     find_occurrence,
     write_occurrences,
 )
@@ -76,12 +72,6 @@ def test_find_occurrence():
     for question in NOT_ASKED.strip().replace("\n", "|").split("|"):
         assert find_occurrence(question) is None, question
     assert find_occurrence("when did i first " + "swim and " * 200) is None
-
-
-@given(st.text(max_size=700))
-def test_any_text_is_parsed_or_not(text):
-    found = find_occurrence(text)
-    assert found is None or len(found.event) > 1
 
 
 # --- what is written
@@ -195,49 +185,9 @@ def test_occurrences_are_a_finding(stores, row):
 
 # --- which memory is the first or the last one
 
-EVENT = "swim in the marine lake"
-
 
 def telling(day, share=1.0, is_first=False, is_plan=False, known_by="sentence"):
     return Telling(Memory(day, "x"), told(day, "x", known_by), share, is_first, True, is_plan)
 
 
 MARCH, MAY, JULY = telling("2024-03-02"), telling("2024-05-19"), telling("2024-07-28")
-
-
-@pytest.mark.parametrize(
-    ("which", "tellings", "days"),
-    [
-        ("first", [MAY, MARCH, JULY], ["2024-03-02", "2024-05-19", "2024-07-28"]),
-        ("last", [MAY, MARCH, JULY], ["2024-07-28", "2024-05-19", "2024-03-02"]),
-        ("last", [MARCH, telling("2024-07-28", share=0.4)], []),  # it may have been a swim, too
-        ("first", [MARCH, telling("2024-07-28", share=0.4)], ["2024-03-02"]),
-        ("last", [MARCH, telling("2024-09-01", is_plan=True)], []),
-        ("last", [MARCH, telling("2024-07-28", known_by="told")], []),
-        (
-            "first",
-            [MARCH, telling("2024-05-19", share=0.5, is_first=True), JULY],
-            ["2024-05-19", "2024-07-28"],
-        ),
-        ("first", [telling("2024-01-01", share=0.4)], []),
-        ("last", [], []),
-    ],
-)
-def test_find_end(which, tellings, days):
-    found, why = find_end(AskedOccurrence(which, EVENT, True), tellings)
-    assert [t.memory.id for t in found] == days and bool(why) == (not days)
-
-
-@pytest.mark.parametrize(
-    ("sentence", "event", "called"),
-    [
-        ("My first swim in the lake!", EVENT, True),
-        ("First I went home.", EVENT, False),
-        ("A swim in the lake comes first.", EVENT, False),
-        ("I did my first proper long one, 30 km.", "do 50 km in one go", False),
-        ("昨天第一次去海湖游泳", "海湖游泳", True),
-        ("第一次休这么长的假，后来去游泳", "海湖游泳", False),
-    ],
-)
-def test_calls_first(sentence, event, called):
-    assert calls_first(sentence, event) is called

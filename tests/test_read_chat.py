@@ -14,11 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptmr as am
-from adaptmr.cli import main
-from adaptmr.data.chat_times import find_day_first, parse_chat_time
 from adaptmr.data.registry import DatasetUnavailable, is_file_name
-from adaptmr.eval.report.run_folder import find_quotes
-from adaptmr.experiments import Experiment
 
 SAID = [
     {"id": "m1", "at": "2024-05-01T21:30", "speaker": "Ann", "text": "I moved to a yellow house in Bergen."},
@@ -127,25 +123,6 @@ def test_fine_tuning_data_has_a_conversation_a_line_and_what_nobody_said_is_coun
 # --- times
 
 
-@given(st.lists(st.datetimes(datetime(2000, 1, 1), datetime(2090, 1, 1)), min_size=2), st.booleans())
-def test_dates_in_order_are_read_as_they_were_written(moments, day_first):
-    form = "%d/%m/%Y %H:%M:%S" if day_first else "%m/%d/%Y %H:%M:%S"
-    moments = sorted(m.replace(microsecond=0) for m in moments)
-    texts = [m.strftime(form) for m in moments]
-    found = find_day_first(texts)
-    if found is not None and any(m.day > 12 for m in moments):
-        assert found is day_first
-    assert [parse_chat_time(t, day_first) for t in texts] == moments
-    assert find_day_first(["09/04/2024", "10/04/2024", "01/05/2024"]) is True, "only so they are in order"
-    assert find_day_first(["04/09/2024", "04/10/2024", "05/01/2024"]) is False
-
-
-def test_an_ambiguous_file_asks(put):
-    path = put("at,text\n03/04/2024,Hi\n", "a.csv")
-    assert "a.csv, line 2" in str(error_of(path)) and "day_first=True" in str(error_of(path))
-    assert am.read_chat(path, day_first=True).conversations[0].turns[0].at == datetime(2024, 4, 3, tzinfo=UTC)
-
-
 def test_mixed_time_zones_and_the_newest_first():
     rows = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:31", "text": "b"}]
     error = error_of(rows, name="mine")
@@ -161,19 +138,6 @@ def test_mixed_time_zones_and_the_newest_first():
 
 
 # --- encodings and broken files
-
-
-def test_encodings(put):
-    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
-        path = put("speaker;text\nJörg;Grüße aus 北京\n", "a.csv", encoding)
-        assert am.read_chat(path).conversations[0].turns[0].text_with_speaker == "Jörg: Grüße aus 北京"
-    for encoding in ("cp1252", "utf-16-le"):  # to be named by the user
-        path = put("speaker,text\nAnn,Hi\nJörg,Grüße\n", "a.csv", encoding)
-        error = str(error_of(path))
-        assert error.startswith("a.csv, line ") and "encoding=" in error
-        assert am.read_chat(path, encoding=encoding).conversations[0].turns[1].text == "Grüße"
-    assert "'klingon' is unknown" in str(error_of(path, encoding="klingon"))
-    assert "no message" in str(error_of(put("\n \n", "a.csv")))
 
 
 FAULTS = [  # the text of a file, its ending, the kind of the fault, and where it is
@@ -213,26 +177,7 @@ def test_all_faults_are_reported_at_once_and_quote_nothing_that_was_said(put):
     assert secret not in str(error) and secret not in repr(error.check)
 
 
-def test_columns_and_sources_that_are_not_there(put):
-    path = put("Who,What\nAnn,Hi\n", "a.csv")
-    assert "There are Who, What" in str(error_of(path)) and "text=" in str(error_of(path))
-    assert "speaker='Whom' is no column" in str(error_of(path, text="What", speaker="Whom"))
-    assert "unpack it" in str(error_of(put(b"PK", "chat.zip")))
-    assert "a.txt, line 1" in str(error_of(put("Dear diary,\nit rains.\n", "a.txt")))
-    assert "can't be read" in str(error_of(path.with_name("none.csv")))
-
-
 # --- conversations, questions elsewhere, names
-
-
-def test_names_of_conversations_that_are_not_plain_are_replaced():
-    rows = [{"chat": name, "text": "Hi"} for name in ("Family", "Anna Müller")]
-    data = am.read_chat([*rows, {"question": "Who?", "answers": ["Anna"], "conversation": "Anna Müller"}])
-    assert [c.id for c in data] == ["c1", "c2"] and data.questions[0].conversation == "c2"
-    assert data.notes["conversations_renamed"] == 2
-    assert [c.id for c in am.read_chat(rows[:1])] == ["Family"]
-    error = error_of([{"chat": n, "text": "Hi"} for n in "ab"] + [{"question": "Who?", "answers": ["x"]}])
-    assert error.counts == {"questions without a conversation": 1}
 
 
 def test_questions_in_another_file(put):
@@ -310,31 +255,6 @@ def test_load_reads_a_path(put, monkeypatch):
     monkeypatch.setenv("ADAPTMR_DATA", str(path.parent))
     assert am.load("chat.jsonl") == data, "a name alone is looked for in ADAPTMR_DATA"
     assert is_file_name("chat.csv") and is_file_name("./chat") and not is_file_name("demo")
-
-
-def test_a_run_records_no_folder_and_no_text(put, tmp_path):
-    path = put(SAID + ASKED, "My chat.jsonl")
-    params = {"dataset": str(path), "systems": "unified", "embedder": "hash"}
-    experiment = Experiment("lesson", params, out_dir=tmp_path / "out")
-    experiment.evaluate()
-    run = experiment.finish()
-    assert run.run_id.startswith("my-chat-hash-") and "-p redact false" in experiment._repr_html_()
-    manifest = json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["params"]["dataset"] == "My chat.jsonl" and manifest["redacted"] is True
-    assert manifest["data"]["sha256"] == am.load(path).sha256
-    assert find_quotes(run.path, [m["text"] for m in SAID], length=20) == []
-    shown = Experiment("lesson", {**params, "redact": False}, out_dir=tmp_path / "out")
-    assert not shown.run.redact and "-p redact false" not in shown._repr_html_()
-
-
-def test_a_run_without_questions_says_what_is_missing(put, tmp_path, capsys):
-    path = put(SAID)
-    assert len(am.load(path).conversations[0]) == 3
-    assert main(["run", "exp1", "-p", "dataset", str(path), "--out-dir", str(tmp_path)]) == 2
-    assert "exp1 asks questions" in capsys.readouterr().err
-    bad = put("at,text\nsoon,Hi\n", "bad.csv")
-    assert main(["run", "exp1", "-p", "dataset", str(bad), "--out-dir", str(tmp_path)]) == 2
-    assert "bad.csv, line 2: 'soon'" in capsys.readouterr().err
 
 
 def test_the_example_of_the_guide_is_sound():

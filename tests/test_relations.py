@@ -11,8 +11,6 @@ from adaptmr.retrieval.events import (
     MAX_CHARS,
     AskedRelation,
     EventDate,
-    count_between,
-    date_event,
     date_in_question,
     find_relation,
     write_relation,
@@ -73,32 +71,6 @@ def test_find_relation():
 # --- when an event happened
 
 
-@pytest.mark.parametrize(
-    ("text", "event", "day", "known_by"),
-    [
-        ("We moved yesterday.", "moved", "2024-05-14", "sentence"),
-        ("I sent the form on Monday, after the call of 2 May.", "sent the form", "2024-05-13", "sentence"),
-        ("I sent the form on Monday, after the call of 2 May.", "the call", "2024-05-02", "sentence"),
-        ("Lovely day. I sent the form on 3 May. Then we ate.", "send the form", "2024-05-03", "sentence"),
-        ("I want to finish the draft by 20 June 2024.", "finish the draft", "2024-06-20", "sentence"),
-        ("I sent the form! And on 3 May it rained.", "sent the form", "2024-05-15", "told"),
-        ("我们上周五搬了家。", "搬家", "2024-05-10", "sentence"),
-        ("5月2日签了合同，昨天搬家。", "搬家", "2024-05-14", "sentence"),
-        ("搬家了。", "搬家", "2024-05-15", "told"),
-    ],
-)
-def test_date_event(text, event, day, known_by):
-    date, _ = date_event(Memory("m", text, at="2024-05-15T20:00"), event)  # a Wednesday
-    assert (str(date.window.start.date()), date.known_by) == (day, known_by)
-
-
-def test_an_undated_memory_dates_only_what_it_writes_out():
-    assert date_event(Memory("m", "I moved yesterday."), "moved") == (None, 1.0)
-    date, _ = date_event(Memory("m", "I moved on 3 May 2021."), "moved")
-    assert date.window.start == datetime(2021, 5, 3, tzinfo=UTC)
-    assert date_event(Memory("m", ""), "moved") == (None, 0.0)
-
-
 def test_a_question_may_name_the_day_itself():
     date = date_in_question("the course starting on 5 April 2024", NOW)
     assert (str(date.window.start.date()), date.known_by) == ("2024-04-05", "question")
@@ -145,26 +117,6 @@ def on(day, grain="day", known_by="sentence"):
         "year": start.replace(year=start.year + 1, month=1, day=1),  # no 29 February in most years
     }
     return EventDate(Window(start, ends[grain], "", grain), known_by)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "unit", "counted"),
-    [
-        (on("2024-03-02"), on("2024-03-29"), "", (27, "day", True)),
-        (on("2024-03-29"), on("2024-03-02"), "day", (27, "day", True)),
-        (on("2024-03-01"), on("2024-03-29"), "week", (4, "week", True)),
-        (on("2024-03-02"), on("2024-03-29"), "week", (4, "week", False)),
-        (on("2024-03-02"), on("2024-06-02"), "month", (3, "month", True)),
-        (on("2020-03-02"), on("2024-06-02"), "year", (4, "year", False)),
-        (on("2024-03-02"), on("2024-03-02"), "day", None),
-        (on("2024-03-01", "month"), on("2024-06-02"), "day", None),
-        (on("2024-03-01", "month"), on("2024-06-02"), "", (3, "month", False)),
-        (on("2020-01-01", "year"), on("2024-06-02"), "", (4, "year", False)),
-        (on("2024-03-04", "week"), on("2024-03-18", "week"), "", (2, "week", False)),
-    ],
-)
-def test_count_between(a, b, unit, counted):
-    assert count_between(a.window, b.window, unit) == counted
 
 
 BETWEEN, AFTER = (

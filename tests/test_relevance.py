@@ -13,15 +13,10 @@ from adaptmr.retrieval.candidates import select_candidates
 from adaptmr.retrieval.fusion import Fit, fit_for
 from adaptmr.retrieval.gate import (
     FEATURES,
-    answer_kind,
-    brier_score,
     fit_applicability,
-    holds_kind,
     probability,
-    question_topic,
     relevance,
     relevance_features,
-    reliability_curve,
 )
 from adaptmr.retrieval.query import ParsedQuery, parse_query
 from adaptmr.store.memory_store import MemoryStore
@@ -85,40 +80,6 @@ def test_every_fact_by_hand():
     other = facts(six(frozenset({"Bob"})), {"dense": 1.0, "speaker": 10.0, "intercept": -4.0})
     assert other["speaker"] == 2 / 5
     assert other["contrast"] == pytest.approx(-got["contrast"])
-
-
-@pytest.mark.parametrize(
-    ("question", "kind", "holding", "lacking"),
-    [
-        ("How much did Aoife pay for the car?", "amount", "It was 4,000 euros.", "It was a bargain."),
-        ("年糕退票原价是多少？", "amount", "退了三百块钱。", "票退了。"),
-        ("How old is Pickle?", "number", "She is five.", "She is a terrier."),
-        ("芝麻今年几岁了？", "number", "它八岁了。", "它很乖。"),
-        ("When did she give up smoking?", "time", "I quit last June.", "I quit, it was hard."),
-        ("她是什么时候戒烟的？", "time", "我去年戒的。", "我戒烟了。"),
-        ("Who painted it?", "name", "The painter was Odile.", "It was a painter."),
-        ("在哪一家图书馆工作？", "name", "我跟小林在那儿上班。", "我在上班。"),
-    ],
-)
-def test_the_kind_of_answer(question, kind, holding, lacking):
-    assert answer_kind(question) == kind
-    assert holds_kind(holding, kind)
-    assert not holds_kind(lacking, kind)
-
-
-@pytest.mark.parametrize(
-    ("question", "topic"),
-    [
-        ("Did I ever tell you about my pet?", "my pet"),
-        ("Have I mentioned giving up cigarettes?", "giving up cigarettes?"),
-        ("我有没有跟你说过我的血型？", "我的血型"),
-        ("我提到过我穿多大码的鞋吗？", "我穿多大码的鞋"),
-        ("Where do I live?", "Where do I live?"),
-        ("", ""),
-    ],
-)
-def test_the_topic_of_a_question(question, topic):
-    assert question_topic(question).rstrip("?") == topic.rstrip("?")
 
 
 # --- the probability
@@ -206,33 +167,4 @@ def test_the_applicability_of_a_fit_by_hand(n, speakers, share, why):
     assert fit_applicability(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
 
 
-def test_it_is_drawn_towards_the_base_rate_in_log_odds():
-    odds = np.log(1 / 9)  # the fit's own answer: 0.1
-    fit = Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": float(odds)}, seen=SEEN)
-    for n, share in ((60, 1.0), (10, 0.2), (5, 0.1)):
-        assert relevance(crowd(n), fit) == pytest.approx(
-            sigmoid(share * odds + (1 - share) * np.log(4)), abs=1e-6
-        )
-    assert relevance(crowd(60, ("",)), fit) == pytest.approx(0.8), "without speakers: the base rate"
-
-
 # --- how honest it is
-
-
-def test_reliability_by_hand():
-    said, happened = [0.9, 0.1, 0.2, 0.8, 0.6], [True, False, True, False, True]
-    low, high = reliability_curve(said, happened, 2)
-    assert low == pytest.approx({"said": 0.3, "happened": 2 / 3, "n": 3.0})
-    assert high == pytest.approx({"said": 0.85, "happened": 0.5, "n": 2.0})
-    assert [r["n"] for r in reliability_curve(said, happened)] == [1.0] * 5, "no more groups than questions"
-    assert reliability_curve(said, happened, 1) == [pytest.approx({"said": 0.52, "happened": 0.6, "n": 5.0})]
-    assert reliability_curve([], []) == []
-    with pytest.raises(ValueError, match="2 probabilities but 1 outcomes"):
-        reliability_curve([0.1, 0.2], [True])
-
-
-def test_brier_by_hand():
-    assert brier_score([0.9, 0.2, 0.5], [True, False, False]) == pytest.approx((0.01 + 0.04 + 0.25) / 3)
-    assert brier_score([1.0, 0.0], [True, False]) == 0
-    assert brier_score([1.0, 0.0], [False, True]) == 1
-    assert np.isnan(brier_score([], []))

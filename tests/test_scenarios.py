@@ -156,30 +156,6 @@ def test_e_what_was_said_is_known(scenario):
 
 # --- the first thing that somebody tries: a few memories of one user
 
-DRINKS = {
-    "en": (
-        "I live in Oslo, near the harbour.|My favourite drink is oolong tea.|I have a dog called Rufus.|"
-        "I work as a nurse.|My sister lives in Rome.|I am allergic to peanuts.|I play the cello on Sundays.|"
-        "My car is a red Volvo."
-    ).split("|"),
-    "zh": (
-        "我住在成都。 我最喜欢喝乌龙茶。 我养了一只叫阿福的狗。 我是一名护士。 我姐姐住在北京。 "
-        "我对花生过敏。 我周日拉大提琴。 我的车是一辆红色的沃尔沃。"
-    ).split(),
-}
-LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
-
-
-@pytest.mark.parametrize(("n", "who"), [(1, ""), (1, "user"), (3, "user"), (8, "")])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_few_memories_of_one_user_answer(language, who, n):
-    kept = DRINKS[language] if n == 8 else DRINKS[language][1 : n + 1]
-    with MemoryStore(embedder=ENCODER[language]) as store:
-        store.add([Memory(f"m{i}", text, who, step=i) for i, text in enumerate(kept)])
-        found = retrieve(LIKE[language], store)
-    assert found.has_relevant and found.hits and found.hits[0].memory.text == DRINKS[language][1]
-    assert "fewer than the" in next(t for t in found.trace if t.step == "gate").reason
-
 
 # --- a window that the question names filters first
 
@@ -268,31 +244,6 @@ def test_a_window_with_nothing_in_it_is_no_filter_and_says_so(year, language, qu
     assert trace_of(found, "window").reason == "nothing lies in the window: searched everywhere"
 
 
-@pytest.mark.parametrize(
-    ("language", "question", "told", "source"),
-    [
-        ("en", "What did I do in September 2023?", "On 14 September last year I sold the old boat.", "M9"),
-        ("zh", "去年九月我做了什么？", "去年9月14日我卖掉了旧船", "M9"),
-        ("en", "What did I do last summer?", "Back in August 2023 I learned to sail.", "M9"),
-        ("zh", "去年夏天我做了什么？", "2023年8月我学会了开帆船", "M9"),
-    ],
-)
-def test_what_happened_in_a_window_counts_whenever_it_was_told(language, question, told, source):
-    rows = [*YEAR[language][1:-1], ("2024-08-09", told)]
-    with MemoryStore(embedder=ENCODER[language]) as store:
-        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows, 2)])
-        found = retrieve(Question("", question, asked_at=NOW), store, k=3)
-    assert found.sources == [source]
-
-
-def test_a_window_with_an_open_beginning_is_soft(year):
-    """How things were before a change is told by the memory of the change, which lies outside."""
-    found = retrieve(Question("", "What did I do before March 2024?", asked_at=NOW), year["en"], k=9)
-    assert found.plan.window_rule == "soft" and len(found.hits) == 9
-    after = retrieve(Question("", "What did we talk about since May?", asked_at=NOW), year["en"], k=9)
-    assert after.plan.window_rule == "hard" and set(after.sources) == {"M5", "M6", "M7", "M8", "M9"}
-
-
 # --- relations of events are worked out for the reader
 
 LIVES = {
@@ -377,11 +328,6 @@ def test_a_window_with_a_topic_yields_to_a_far_better_match_outside(year):
     assert execute(replace(plan, window_rule="hard"), query, year["en"]).sources == ["M2"]
     kept = execute(plan, Question("", "What did I sprain in January?", asked_at=NOW), year["en"])
     assert kept.sources == ["M2"] and "kept the window" in trace_of(kept, "widen").reason
-
-
-def test_a_window_that_lies_ahead_is_soft(year):
-    plan = TEMPORAL.plan(Question("", "What are my plans for next week?", asked_at=NOW), year["en"])
-    assert plan.time_window is not None and plan.window_rule == "soft"
 
 
 # --- questions that need several memories
@@ -498,11 +444,6 @@ def test_a_chain_finds_the_friend_then_her_town_and_shows_the_step(said):
     assert found.findings[0].text.endswith(f" → {name}") and found.findings[0].text in found.context
 
 
-def test_each_item_of_a_sum_is_searched_for(said):
-    found = several(said, "sum", k=3)
-    assert len(found.plan.queries) == 4 and sorted(found.sources) == ["m10", "m11", "m9"]
-
-
 # --- unsaid things: what was said in other words is known, what was not said is not
 
 TOLD = {
@@ -520,21 +461,6 @@ TOLD = {
         "我去年夏天才学会游泳。"
     ).split(),
 }
-NEVER_SAID = {
-    "en": (
-        "Did I tell you my blood type?|Did I ever mention my shoe size?|Have I told you about my tattoo?|"
-        "Did I say which football club I support?|Have I ever told you about my dentist?|"
-        "Did I mention a lottery ticket?|Did I tell you about the earthquake?|"
-        "Have I mentioned my tax return?|Did I tell you my password?|Did I mention a marathon?|"
-        "Have I told you about my garden pond?|Did I ever complain about the weather in Madrid?"
-    ).split("|"),
-    "zh": (
-        "我有没有跟你说过我的血型？ 我提到过我穿多大码的鞋吗？ 我跟你说过我的纹身吗？ "
-        "我有没有说过我支持哪支球队？ 我跟你讲过我的牙医吗？ 我有没有提过彩票？ 我跟你说过地震的事吗？ "
-        "我有没有提过报税？ 我有没有告诉过你我的密码？ 我跟你说过跑马拉松吗？ 我跟你讲过院子里的鱼塘吗？ "
-        "我有没有抱怨过哈尔滨的天气？"
-    ).split(),
-}
 
 
 @pytest.fixture(scope="module", params=["zh", "en"])
@@ -549,8 +475,3 @@ def told(request):
 def known(questions, store):
     planner = StrategyPlanner(abstention)
     return [q for q in questions if retrieve(q, store, planner=planner).has_relevant]
-
-
-def test_most_of_what_was_never_said_is_refused(told):
-    language, store = told
-    assert len(known(NEVER_SAID[language], store)) <= 2, "of 12"

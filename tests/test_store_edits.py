@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
 from adaptmr.store.database import StoreChanged
@@ -89,22 +87,6 @@ def test_all_or_nothing(store, bad, error):
     assert store.check() == []
 
 
-def test_words_that_change_before_the_transaction_are_encoded_again(store, monkeypatch):
-    """Another writer changes the words after it was decided that the update keeps them."""
-    once = [True]
-    real = store.carry_out
-
-    def late(*args):
-        if once and once.pop():
-            with MemoryStore(store.path, embedder="hash") as other:
-                other.update(replace(TURNS[0], text="in between"))
-        return real(*args)
-
-    monkeypatch.setattr(store, "carry_out", late)
-    store.update(replace(TURNS[0], tags=["kept its words"]))
-    assert store.get("m0").version == 3 and (store.matrix[0] == encoded(TURNS[0])).all()
-
-
 def test_threads_lose_no_update(store):
     def work(name: str) -> None:
         for i in range(10):
@@ -124,26 +106,6 @@ def test_threads_lose_no_update(store):
 # --- filters
 
 
-names = st.sampled_from(["", "a", "b", "A", "half \ud83d"])
-some = st.none() | names | st.lists(names, max_size=3)
-stored_memories = st.lists(
-    st.builds(
-        Memory,
-        id=st.uuids().map(str),
-        text=st.sampled_from(["tea", "a cat", ""]),
-        speaker=names,
-        session=names,
-        layer=names,
-        owner=names,
-        tags=st.lists(names, max_size=3),
-        step=st.integers(0, 3),
-    ),
-    min_size=1,
-    max_size=12,
-    unique_by=lambda m: m.id,
-)
-
-
 def passes(m: Memory, where: Filter) -> bool:
     """Say whether a memory passes, condition by condition."""
     return all(
@@ -155,17 +117,6 @@ def passes(m: Memory, where: Filter) -> bool:
             where.speakers is None or m.speaker.casefold() in {s.casefold() for s in where.speakers},
         )
     )
-
-
-@given(stored_memories, st.builds(Filter, layers=some, owners=some, tags=some, sessions=some, speakers=some))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_filters_pass_what_fulfils_every_condition(memories, where):
-    want = {m.id for m in memories if passes(m, where)}
-    with MemoryStore(embedder="hash") as s:
-        s.add(memories)
-        assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
-        for mode in ("dense", "lexical", "hybrid"):
-            assert {h.memory.id for h in s.search("tea", 99, mode, where)} == want
 
 
 def test_texts_are_encoded_together_only_where_they_change_and_before_the_file_is_locked(store, tmp_path):

@@ -47,22 +47,6 @@ def test_processes_that_write_at_once(tmp_path):
         assert [e.seq for e in s.events()] == list(range(1, n * each + 3)) and s.check() == []
 
 
-@pytest.mark.slow
-@needs_fork
-def test_processes_that_create_the_file_at_once(tmp_path):
-    for attempt in range(10):
-        path, at = tmp_path / f"{attempt}.db", time.time() + 0.05
-
-        def work(tell, path: Path = path, at: float = at) -> None:
-            time.sleep(max(0, at - time.time()))
-            with MemoryStore(path, embedder="hash") as s:
-                s.add([Memory(str(os.getpid()), "me"), Memory("shared", "us")])
-
-        assert [ended(*r) for r in [in_child(work) for _ in range(4)]] == [(0, [])] * 4
-        with MemoryStore(path, embedder="hash") as s:
-            assert len(s) == 5 and s.check() == []
-
-
 def test_a_writer_that_keeps_the_lock(tmp_path):
     path = tmp_path / "m.db"
     with MemoryStore(path, embedder="hash", timeout=0.05) as s:
@@ -125,17 +109,6 @@ def use(path: Path) -> list[str]:
     return wrong
 
 
-def test_a_file_cut_short(tmp_path, stored):
-    path = tmp_path / "cut.db"
-    n = len(stored)
-    for size in (1, 99, 100, 4096, n // 2, n - 1):
-        path.write_bytes(stored[:size])
-        with pytest.raises(StoreCorrupt, match=r"cut\.db"):
-            use(path)
-        for f in tmp_path.glob("cut.db-*"):
-            f.unlink()
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4)
 )
@@ -152,17 +125,6 @@ def test_a_damaged_file_works_or_says_so(tmp_path_factory, store_file, damage):
         use(path)
     except StoreError as e:
         assert str(path) in str(e)
-
-
-def test_two_rows_with_one_id_are_damage(tmp_path, stored):
-    path = tmp_path / "m.db"
-    path.write_bytes(stored.replace(b"0-1batch 0 says 1", b"0-2batch 0 says 1"))  # the row, not its index
-    for read in (lambda s: s.memories, lambda s: s.recent(200), lambda s: s.export_jsonl(s.path + ".jsonl")):
-        with (
-            MemoryStore(path, embedder="hash") as s,
-            pytest.raises(StoreCorrupt, match=r"m\.db.*more than one memory with the id '0-2'"),
-        ):
-            read(s)
 
 
 def test_damaged_values_are_found(tmp_path, stored):
@@ -184,22 +146,6 @@ def test_damaged_values_are_found(tmp_path, stored):
         db.close()
         with pytest.raises(StoreError, match=r"m\.db"):
             use(path)
-
-
-def test_check_finds_half_records(tmp_path, stored):
-    for sql, says in (
-        ("DELETE FROM vectors WHERE key = 3", "memories without a vector"),
-        ("DELETE FROM memories WHERE key = 3", "vectors without a memory"),
-        ("DROP TRIGGER events_last; DELETE FROM events WHERE seq = 3", "no event added"),
-        ("UPDATE vectors SET vector = x'00' WHERE key = 3", "64 numbers long"),
-    ):
-        path = tmp_path / "m.db"
-        path.write_bytes(stored)
-        db = sqlite3.connect(path)
-        db.executescript(sql)
-        db.close()
-        with MemoryStore(path, embedder="hash") as s:
-            assert [says in w for w in s.check()] == [True]
 
 
 def test_what_is_no_store_is_left_as_it_is(tmp_path):

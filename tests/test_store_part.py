@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.embed import embedder
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.signals import LAYER_WEIGHTS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
-from adaptmr.retrieval.visible import store_part, turns_of
-from adaptmr.store import view
+from adaptmr.retrieval.visible import store_part
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
 from adaptmr.types import Memory, Question
@@ -163,25 +160,7 @@ def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone,
     assert n_hits > 20
 
 
-def test_without_a_time_today_is_that_of_the_part(mixed):
-    """Ravi spoke last, in October; Maya's part ends on 1 September, and her last month is August."""
-    text, weights = "What happened last month?", {"time": 1.0, "recency": 1.0}
-    found = execute(RetrievalPlan(weights=weights, owners=("maya",), layers=("",)), text, mixed)
-    signals = {h.memory.id: h.signals for h in found.hits}
-    assert signals["maya9"]["recency"] == 1.0, "said on the last day"
-    assert signals["maya8"]["time"] == 1.0 and signals["maya7"]["time"] < 0.5, "August, not July"
-    whole = execute(RetrievalPlan(weights=weights), text, mixed)
-    assert next(h for h in whole.hits if h.memory.id == "maya8").signals["time"] < 0.5
-
-
 # --- the trace, and what is not restricted
-
-
-def test_a_part_that_is_everything_is_the_store_itself(mixed):
-    assert store_part(mixed, Filter(owners=("maya", "ravi"))) is mixed
-    with MemoryStore(embedder="hash") as s:
-        s.add(HERS)
-        assert turns_of(s) is s, "no copy where nothing is derived"
 
 
 # --- the gate: only turns open it
@@ -189,15 +168,6 @@ def test_a_part_that_is_everything_is_the_store_itself(mixed):
 GATED = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
 SURE = replace(fit_for("hash"), seen={})  # a fit whose probability closes the gate on any store
 PIANO = Memory("p", "Who tuned the piano? Maya wants the piano tuned.", at="2024-03-01", layer="key")
-
-
-@given(st.sampled_from([t for t in ASKED if t]), st.sampled_from(["calibrated", "cosine"]))
-@settings(max_examples=20, deadline=None)
-def test_the_relevance_is_that_of_the_turns_alone(mixed, alone, text, gate):
-    question, plan = Question("", text, asked_at=datetime(2024, 11, 1, tzinfo=UTC)), replace(WORDS, gate=gate)
-    assert execute(plan, question, mixed).relevance == execute(plan, question, alone["turns"]).relevance
-    hers = replace(plan, owners=("maya",))
-    assert execute(hers, question, mixed).relevance == execute(plan, question, alone["her turns"]).relevance
 
 
 @pytest.mark.parametrize("seen", [{}, None], ids=["fit applies", "shipped fit"])
@@ -227,22 +197,6 @@ def test_a_store_without_turns_answers_nothing():
 
 
 # --- derived memories are ranked by a sum that can be worked out by hand
-
-
-def test_the_score_of_a_derived_memory_by_hand(mixed):
-    weights = {"cosine": 0.6, "recency": 0.2, "priority": 0.15, "layer": 0.05}
-    plan = RetrievalPlan(weights=weights, layers=("key", "summary"), planner="by hand")
-    asked_at = datetime(2024, 5, 20, tzinfo=UTC)
-    found = execute(plan, Question("", "Where does Maya live?", asked_at=asked_at), mixed)
-    assert set(ids(found)) == {"maya-key0", "maya-key1"}, "the summary was made later"
-    vector = embedder("hash").encode(["Where does Maya live?"], kind="query")[0]
-    for hit in found.hits:
-        m = hit.memory
-        cosine = float(embedder("hash").encode([m.text])[0] @ vector)
-        days = {"maya-key0": 66, "maya-key1": 30}[m.id]
-        wanted = 0.6 * cosine + 0.2 * 0.5 ** (days / 30) + 0.15 * m.meta["priority"] + 0.05 * 1.2
-        assert hit.score == pytest.approx(wanted, abs=1e-3)
-    assert ids(found)[0] == "maya-key1" and LAYER_WEIGHTS["key"] == 1.2
 
 
 # --- a part follows its store
@@ -294,37 +248,3 @@ def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
             fresh = execute(plan, "Does the cat sleep?", new)
             assert [(h.memory.id, h.score) for h in found] == [(h.memory.id, h.score) for h in fresh]
             assert found.relevance == fresh.relevance
-
-
-class Counting:
-    """The hash encoder, which keeps what it was asked to encode."""
-
-    def __init__(self):
-        self.inner, self.name = embedder("hash"), "hash"
-        self.dim, self.texts = self.inner.dim, []
-
-    def encode(self, texts, kind="passage"):
-        self.texts += list(texts) if kind == "passage" else []
-        return self.inner.encode(texts, kind=kind)
-
-
-def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
-    encoder, cut, indexed_text = Counting(), [], view.indexed_text
-    with MemoryStore(embedder=encoder) as s:
-        s.add(ALL)
-        plan = replace(WORDS, owners=("maya",), layers=("",))
-        execute(plan, "Where does the cat live?", s)
-        monkeypatch.setattr(
-            view, "indexed_text", lambda m: cut.append(m.text_with_speaker) or indexed_text(m)
-        )
-        encoder.texts.clear()
-        s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
-        s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))
-        execute(plan, "Where does the cat live?", s)
-    assert set(encoder.texts) == {
-        "Maya: The cat is back. She is hungry.",
-        "Ravi: The dog is back.",
-        "The cat is back.",
-        "She is hungry.",
-    }
-    assert len([t for t in cut if "Maya:" in t]) == 1, "of eleven turns, one is new"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -221,53 +220,7 @@ TestPast.settings = settings(
 # --- rollback
 
 
-def search_results(s: MemoryStore) -> list:
-    found = [s.search("tea", 9, mode) for mode in ("dense", "lexical", "hybrid")]
-    return [[(h.memory.id, h.memory.text, h.score) for h in hits] for hits in found]
-
-
-def test_a_rollback_and_its_rollback(store):
-    seen, found = store.last_event, search_results(store)
-    summary = Memory("s1", "Tea was discussed.", step=9, layer="summary", derived_from=["m0"])
-    store.apply([Add(summary), Update(replace(TURNS[0], text="other words")), SetStatus("m1", "deleted")])
-    later, found_later = store.last_event, search_results(store)
-
-    back = store.rollback(seen, who="ann", why="not a good summary")
-    assert back == Rollback(10, ("s1", "m0", "m1"), ()) and search_results(store) == found
-    assert [(e.kind, e.id, e.who, e.why) for e in store.events()[6:]] == [
-        (kind, id, "ann", "rollback to event 3: not a good summary")
-        for kind, id in (("delete", "s1"), ("update", "m0"), ("restore", "m1"), ("rollback", ""))
-    ]
-    assert store.rollback(later).lost == () and search_results(store) == found_later
-    assert [m.version for m in store.history("m0")] == [1, 2, 3] and store.check() == []
-    with pytest.raises(ValueError, match="event"):
-        store.rollback(99)
-
-
 # --- visits
-
-
-def test_a_memory_that_the_same_edits_erase_and_add_keeps_its_visits(store):
-    store.visit(["m0", "m1"])
-    store.visit(["m1"])
-    store.apply([Erase("m0"), Erase("m1"), Add(replace(TURNS[1], text="freed of its past"))])
-    assert store.visits().total == {"m1": 2} and store.history("m1") == []
-    store.apply(Erase("m1"))
-    store.apply(Add(TURNS[1]))
-    assert store.visits().total == {} and store.check() == []
-
-
-def test_visits_undone_by_a_rollback_stay_so_when_another_goes_back_to_it(store):
-    seen = store.last_event
-    store.visit(["m0"])
-    store.delete("m1")
-    store.visit(["m2"])
-    back = store.rollback(seen).event
-    assert store.visits().total == {"m0": 1}
-    store.delete("m1")
-    store.visit(["m2"])
-    store.rollback(back)
-    assert store.visits().total == {"m0": 1}
 
 
 def test_what_was_ever_made_of_a_memory(store):
@@ -308,12 +261,6 @@ def test_a_backup_goes_into_a_store_with_a_past_of_its_own(store, tmp_path):
         n = next(e.seq for e in s.events() if (e.kind, e.id) == ("update", "m0"))
         assert s.rollback(n - 1).lost == () and s.get("m0").text == TURNS[0].text
         assert (s.matrix[[m.id for m in s.memories].index("m0")] == encoded(TURNS[0])).all()
-
-
-def test_the_log_is_append_only(store):
-    for sql in ("UPDATE events SET who = 'x'", "DELETE FROM events"):
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            store._db.execute(sql)
 
 
 # --- killed processes, threads and processes

@@ -58,7 +58,7 @@ class TestStores:
         assert [m.id for m in store.memories] == ["m0", "m1", "m2", "m3"]
         assert store.matrix.shape == (4, store.embedder.dim) and not store.matrix.flags.writeable
         assert store.speakers == ("Tom", "Maya") and [m.id for m in store.recent(2)] == ["m3", "m2"]
-        assert (store.lexical, store.k1, store.b) == ("bm25s", 1.5, 0.75)
+        assert (store.k1, store.b) == (1.5, 0.75)
 
     def test_scores(self, make):
         store, rows = make(), np.array([2, 0])

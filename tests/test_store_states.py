@@ -19,12 +19,11 @@ from killing import ended, in_child, needs_fork
 
 import adaptmr as am
 from adaptmr.bench import SyntheticEmbedder, synthetic_memories, synthetic_questions
-from adaptmr.retrieval.columns import columns_of, spread_rows
-from adaptmr.store import backup, memory_store, view
+from adaptmr.store import memory_store
 from adaptmr.store.backup import IndexFileWarning
 from adaptmr.types import Memory
 
-EMBEDDER = SyntheticEmbedder(dim=32, topics=20)
+EMBEDDER = SyntheticEmbedder(dim=32)
 QUESTIONS = synthetic_questions(3)
 
 
@@ -41,28 +40,6 @@ def searched(store: am.MemoryStore) -> list[Any]:
     """What searches find, with their scores."""
     hits = [store.search(q, mode=mode) for q in QUESTIONS for mode in ("lexical", "hybrid", "dense")]
     return [[(h.memory.id, h.memory.text, h.score, h.signals) for h in some] for some in hits]
-
-
-def found(store: am.MemoryStore) -> list[Any]:
-    """Everything that queries find, with their scores, and every column that filters and plans read."""
-    columns = columns_of(store)
-    evidence = am.retrieve(QUESTIONS[0], store)
-    filters = (
-        am.Filter(speakers=["Ana", "Eve"]),
-        am.Filter(session="new"),
-        am.Filter(tags=["a", "b"]),
-        am.Filter(layers=[""]),
-        am.Filter(agent="bot"),
-        am.Filter(since="2023-01-02"),
-    )
-    rows = [columns.session, columns.speaker, columns.said_at, columns.happened_at, columns.previous]
-    return [
-        (evidence.hits, evidence.relevance, evidence.context),
-        searched(store),
-        [list(columns.session_code), list(columns.speaker_code)],
-        [r.tolist() for r in (*rows, *(store.mask(where) for where in filters))],
-        [store.bm25(q).tolist() for q in QUESTIONS],
-    ]
 
 
 def later(n: int = 5, step: int = 1000, **more: Any) -> list[Memory]:
@@ -85,49 +62,6 @@ CHANGES: dict[str, Callable[[am.MemoryStore], Any]] = {
     "rolled back": lambda s: s.rollback(s.last_event - 1).event,
     "appended at the end": lambda s: s.add(later(6, 1500)),
 }
-
-
-@pytest.fixture
-def cut_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of the memories whose words were counted."""
-    ids: list[str] = []
-    make = view.indexed_text
-    monkeypatch.setattr(view, "indexed_text", lambda m: ids.append(m.id) or make(m))
-    return ids
-
-
-def test_only_what_is_new_is_read_and_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_texts: list[str]
-) -> None:
-    path = tmp_path / "m.db"
-    with opened(path) as store:
-        store.add(synthetic_memories(0, 40))
-        searched(store)
-        store.add(later())
-        searched(store)
-        before, kept = store.matrix, store.memories
-        cut_texts.clear()
-        store.add(later(6, 1500))
-        searched(store)
-        assert cut_texts == [f"1500-{i}" for i in range(6)]
-        assert np.shares_memory(before, store.matrix) and all(a is b for a, b in zip(kept, store.memories))
-        cut_texts.clear()
-        CHANGES["updated"](store)
-        CHANGES["deleted"](store)
-        wanted = searched(store)
-        assert cut_texts == ["m00000003"]
-    cut_texts.clear()
-    with opened(path) as again:
-        assert searched(again) == wanted and not cut_texts
-        again.add(later(2, 1700))
-    with opened(path) as once_more:
-        wanted = searched(once_more)
-        assert cut_texts == ["1700-0", "1700-1"], "few changes don't write the file anew"
-    monkeypatch.setattr(backup, "text_rules", lambda: "those of another version")
-    for everything in (True, False):
-        cut_texts.clear()
-        with opened(path) as store:
-            assert searched(store) == wanted and (len(cut_texts) == len(store)) == everything
 
 
 def test_nothing_of_an_erased_memory_is_in_the_index_file(tmp_path: Path) -> None:
@@ -189,33 +123,7 @@ def test_an_index_file_that_does_not_fit_is_reported_and_made_again(
         assert searched(store) == before
 
 
-def test_a_folder_that_can_not_be_written_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(backup, "open_atomic", full)
-    with opened(tmp_path / "m.db") as store:
-        store.add(synthetic_memories(0, 40))
-        with pytest.warns(IndexFileWarning, match="No space left"):
-            store.warm()
-        assert len(searched(store)) == 9
-
-
 # --- snapshots
-
-
-def test_a_question_that_overlaps_another_sees_its_own_additions() -> None:
-    with am.MemoryStore(embedder="hash") as store, ThreadPoolExecutor(1) as other:
-        store.add("I have a cat.")
-        with store.snapshot():
-            added = other.submit(store.add, "I have a dog.").result().ids[0]
-            assert other.submit(lambda: store.search("I have a dog.", 1)[0].memory.id).result() == added
-            assert [m.text for m in store.memories] == ["I have a cat."] == [m.text for m in store.recent()]
-            with store.snapshot():
-                assert len(store.memories) == len(store.matrix) == len(store.bm25("dog")) == 1
-        assert len(store.memories) == 2
 
 
 def test_each_of_many_threads_sees_one_state(tmp_path: Path) -> None:
@@ -303,7 +211,7 @@ def test_after_any_history_and_kill_a_search_returns_what_a_fresh_store_returns(
 def test_adding_many_memories_or_warming_makes_what_retrieve_needs_of_a_small_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoder, encoded = SyntheticEmbedder(dim=32, topics=20), []
+    encoder, encoded = SyntheticEmbedder(dim=32), []
     encode = encoder.encode
 
     def counting(texts: Sequence[str], kind: str = "passage") -> np.ndarray:
@@ -320,35 +228,3 @@ def test_adding_many_memories_or_warming_makes_what_retrieve_needs_of_a_small_st
             encoded.clear()
             am.retrieve("Which sentence?", store)
             assert not encoded
-
-
-def test_spread_rows_of_a_growing_store_stay_known() -> None:
-    for most in (2, 7, 100):
-        before = np.zeros(0, np.int64)
-        for n in range(1, 500):
-            rows = spread_rows(n, most)
-            assert min(n, most // 2 - 1) <= len(rows) <= most
-            assert set(rows.tolist()) <= {*before.tolist(), n - 1}, "only a new row can be chosen anew"
-            before = rows
-    assert set((spread_rows(10_000, 100) % 2).tolist()) == {0, 1}, "whoever takes turns"
-
-
-def test_after_each_change_a_store_finds_what_one_that_is_opened_anew_or_from_its_index_finds(
-    tmp_path: Path,
-) -> None:
-    path, saved = tmp_path / "m.db", Path(f"{tmp_path}/m.db.index")
-    with opened(path) as store, opened(path) as other:
-        store.add(synthetic_memories(0, 40))
-        store.warm()
-        for name, change in CHANGES.items():
-            found(store)
-            assert change(store), name
-            with opened(path) as new:
-                from_file = found(new)
-            assert found(store) == found(other) == from_file, name
-            held = saved.read_bytes() if saved.exists() else None
-            saved.unlink(missing_ok=True)
-            with opened(path) as anew:
-                assert found(anew) == from_file, name
-            if held is not None:
-                saved.write_bytes(held)

@@ -66,22 +66,6 @@ What did the second one say?|I may have met May|a letter from June
 WITHOUT_TIMES = [s for line in WITHOUT_TIMES.strip("\n").split("\n") for s in line.split("|")]
 
 
-def test_nothing_is_found():
-    for text in WITHOUT_TIMES:
-        assert [str(w) for w in find_times(text, SATURDAY)] == []
-        assert time_window(text, SATURDAY) is None and annotate_dates(text, SATURDAY) == text
-
-
-def test_several_expressions_are_found_in_order():
-    for text, words in {
-        "Yesterday I ran; last week I swam; in June 2023 I rested.": "Yesterday|last week|June 2023",
-        "since March, and until last Friday": "since March|until last Friday",
-        "昨天跑步，上周五游泳，2023年6月休息": "昨天|上周五|2023年6月",
-        "I said 上周 and yesterday": "上周|yesterday",
-    }.items():
-        assert [w.text for w in find_times(text, SATURDAY)] == words.split("|")
-
-
 def test_zones_and_anchors():
     zone = timezone(timedelta(hours=8))
     [w] = find_times("yesterday", datetime(2024, 4, 20, 0, 30, tzinfo=zone))
@@ -135,15 +119,6 @@ def test_annotate_dates():
         assert annotate_dates(text + told, SATURDAY) == text + told
     party = annotate_dates("Last week's party", SATURDAY)
     assert party == "Last week's (the week before 20 April 2024) party"
-
-
-def test_annotate_exact_dates():
-    assert annotate_dates("last Sunday", SATURDAY, exact=True) == "last Sunday (14 April 2024)"
-    assert annotate_dates("last week", SATURDAY, exact=True) == "last week (the week of 8 April 2024)"
-    assert (
-        annotate_dates("a few days ago", SATURDAY, exact=True)
-        == "a few days ago (15 April 2024 to 18 April 2024)"
-    )
 
 
 def test_format_date():
@@ -223,63 +198,6 @@ def test_the_tense_decides_which_occurrence_is_meant():
     for text, day in (line.split("|") for line in TENSES.strip().split("\n")):
         [w] = find_times(text, TUESDAY)  # without a tense, the nearest
         assert w.end - w.start == timedelta(days=1) and w.start == at(day), text
-
-
-UNDECIDED = """
-12 September?|My birthday is on 12 March|I was born on 12 March|I usually ski in March|It's hot in August
-on Friday|every Friday|Taco Tuesday rocks|the Friday before the wedding|On Christmas Eve we always sing
-She finished it in two weeks
-我的生日是3月12日|我是3月12日出生的|周五|一周后他来了|这首歌叫《四月》|我每周五都去"""
-
-
-def test_undecided_expressions_are_not_resolved():
-    for text in (t for line in UNDECIDED.strip().split("\n") for t in line.split("|")):
-        assert [str(w) for w in find_times(text, TUESDAY)] == []
-        assert annotate_dates(text, TUESDAY) == text
-
-
-PLANS = [  # said on Monday 1 September 2025
-    ("I signed up for the run on 19 October.", "2025-10-19"),
-    ("I signed up for the gym on 28 August.", "2025-08-28"),  # the nearer occurrence is the signing
-    ("I've reserved a room on 12 December.", "2025-12-12"),
-    ("I've been invited to a wedding on 11 October.", "2025-10-11"),
-    ("They've postponed the wedding on 20 September.", "2025-09-20"),
-    ("We've got tickets for the match on Saturday.", "2025-09-06"),
-    ("We got tickets for the match on Saturday.", "2025-08-30"),  # a weekday in the simple past is behind
-    ("I've bought a car on 19 October.", "2024-10-19"),  # no plan: the latest occurrence
-    ("我报名了10月19日的跑步比赛。", "2025-10-19"),
-    ("我买了周六的电影票。", "2025-09-06"),
-    ("我10月5号买了票。", "2024-10-05"),  # the date stands before the verb: that of buying
-    ("我参加了10月19日的马拉松。", "2024-10-19"),
-]
-
-
-def test_a_plan_that_was_made_lies_ahead_where_that_is_nearer():
-    said = datetime(2025, 9, 1, 12)
-    found = [(text, *(f"{w.start:%Y-%m-%d}" for w in find_times(text, said))) for text, _ in PLANS]
-    assert found == PLANS
-
-
-def test_ranges_weekends_and_deadlines():
-    for said, text, start, end in (
-        ("2024-02-22", "I'll be away from Tuesday to Friday.", "2024-02-27", "2024-03-02"),
-        ("2024-02-20", "We walked from Friday to Monday.", "2024-02-16", "2024-02-20"),
-        ("2024-02-20", "the weekend after 18 March 2023", "2023-03-25", "2023-03-27"),
-        ("2024-02-20", "the weekend after 17 March 2023", "2023-03-18", "2023-03-20"),
-        ("2024-02-20", "报告12月12日前交", "MIN", "2024-12-12"),
-    ):
-        [w] = find_times(text, datetime.fromisoformat(said))
-        assert (w.start, w.end) == (at(start), at(end)), text
-
-
-def test_prefer_decides_when_the_tense_does_not():
-    [past], [future] = (find_times("12 September", TUESDAY, prefer=prefer) for prefer in ("past", "future"))
-    assert (past.start, future.start) == (at("2023-09-12"), at("2024-09-12"))
-    assert find_times("We met on 12 September", TUESDAY, prefer="future") == find_times(
-        "We met on 12 September", TUESDAY
-    )
-    with pytest.raises(ValueError, match="prefer 'sideways'"):
-        find_times("12 September", TUESDAY, prefer="sideways")
 
 
 # Held-out tables ----------------------------------------------------------------------------------
@@ -380,14 +298,6 @@ def test_windows_are_valid_and_their_words_occur_in_the_text(text, now):
         assert at >= 0 and w.text
     w = time_window(text, now)
     assert w is None or w.start < w.end
-
-
-@settings(max_examples=150, deadline=None)
-@given(TEXTS, TIMES)
-def test_annotate_dates_only_inserts(text, now):
-    out = annotate_dates(text, now)
-    letters = iter(out)
-    assert all(c in letters for c in text)  # a subsequence
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.strategies import update
 from adaptmr.retrieval.versions import (
-    PAIR_CLASSES,
-    PAIR_FEATURES,
-    REPLACES,
     Comparison,
     contradicts_note,
-    focus,
     newest_first,
     outdated_note,
-    pair_features,
-    pair_model_for,
     replaced_note,
-    text_facts,
     version_order,
 )
 from adaptmr.store.memory_store import MemoryStore
@@ -127,13 +120,6 @@ def test_a_contradiction_is_shown_as_one(language):
 # --- the order
 
 
-def test_the_newest_of_a_chain_takes_the_best_rank():
-    assert version_order(3, [], {}) == [0, 1, 2]
-    assert version_order(4, [(0, 3)], {}) == [1, 2, 3, 0], "a likely replacement only comes before"
-    assert version_order(4, [(0, 3)], {0: 3}) == [3, 0, 1, 2], "the likeliest one takes the rank"
-    assert version_order(3, [(0, 1), (1, 2), (0, 2)], {0: 1, 1: 2}) == [2, 1, 0]
-
-
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.permutations(range(n)), st.data())))
 def test_every_order_keeps_all_hits_and_the_newer_before_the_older(given_):
     n, age, data = given_
@@ -193,30 +179,3 @@ def test_a_model_decides_what_the_pair_model_proposes():
 
 
 # --- features and the model
-
-
-def test_a_number_knows_what_it_counts():
-    assert text_facts("I swim 3 times a week").numbers == {"3": frozenset({"week"})}
-    pairs, zero = np.array([[0, 1], [0, 2]]), np.zeros(2)
-    texts = ["I own 3 boats.", "I own 5 boats.", "I own 5 sheds."]
-    x = dict(zip(PAIR_FEATURES, pair_features(texts, pairs, zero, zero, lambda w: 1.0).T))
-    assert x["new_number"].tolist() == [1, 1] and x["new_number_same_unit"].tolist() == [1, 0]
-    assert x["older_shared"].tolist() == pytest.approx([0.5, 0.0])
-
-
-def test_probabilities_add_up_and_know_a_changed_number():
-    model = pair_model_for()
-    texts = ["I swim twice a week.", "I swim four times a week now.", "The bus was late."]
-    x = pair_features(
-        texts, np.array([[0, 1], [0, 2]]), np.array([6.0, 0.0]), np.array([60.0, 60.0]), lambda w: 1.0
-    )
-    p = model.probabilities(x)
-    assert p.sum(1) == pytest.approx([1, 1]) and p[0].argmax() == REPLACES
-    assert p[1].argmax() == PAIR_CLASSES.index("unrelated")
-
-
-def test_focus_keeps_the_clauses_that_the_question_is_about():
-    text = "The fence is painted, the shed tidy, tomatoes get two caps a week, and bulbs come on Sunday."
-    assert "two caps" in focus(text, frozenset({"tomato"}), lambda w: 1.0)
-    assert "fence" not in focus(text, frozenset({"tomato"}), lambda w: 1.0)
-    assert focus("One short text.", frozenset({"text"}), lambda w: 1.0) == "One short text."

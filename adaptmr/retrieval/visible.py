@@ -52,8 +52,8 @@ class StorePart(Store):
         self.rows, self.where = rows, where
         self.total: int = getattr(store, "total", len(memories))
         self.embedder, self.version = store.embedder, store.version
-        self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
-        words = LexicalIndex(self.lexical, self.k1, self.b)
+        self.k1, self.b = store.k1, store.b
+        words = LexicalIndex(self.k1, self.b)
         known = earlier.current() if earlier is not None else None
         self._view = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
         if versions is not None:

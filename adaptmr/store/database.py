@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
@@ -18,8 +17,8 @@ from ..sqlite import enable_wal, open_database, write_transaction
 
 # %% auto #0
 __all__ = ['SCHEMA', 'APPLICATION_ID', 'StoreError', 'StoreCorrupt', 'EmbedderMismatch', 'StoreMoved', 'StoreChanged',
-           'ErasePending', 'StoreWarning', 'translate_errors', 'corrupt_error', 'file_size', 'create_tables',
-           'fetch_value', 'read_transaction', 'Database']
+           'ErasePending', 'translate_errors', 'corrupt_error', 'file_size', 'create_tables', 'fetch_value',
+           'read_transaction', 'Database']
 
 # %% ../../nbs/store/01_database.ipynb #171f2882
 class StoreError(RuntimeError):
@@ -44,10 +43,6 @@ class StoreChanged(StoreError):
 
 class ErasePending(StoreError):
     """A memory is deleted, but a reader of an earlier state keeps its text in the write-ahead log."""
-
-
-class StoreWarning(UserWarning):
-    """A store continues, but its file is not as expected."""
 
 # %% ../../nbs/store/01_database.ipynb #a3a8503a
 @contextmanager
@@ -209,7 +204,6 @@ def _file_id(path: str) -> tuple[int, int] | None:
 
 
 _PAUSE = 0.01  # seconds between two attempts to complete an erasure
-_LEFT_LOG = "{}-wal doesn't belong to what is there now: remove it before anything opens that"
 
 
 class Database:
@@ -223,41 +217,20 @@ class Database:
     def __init__(self, path: str | os.PathLike[str] = ":memory:", timeout: float = 30.0) -> None:
         self.path, self.timeout = os.fsdecode(os.fspath(path)), timeout
         self._lock = threading.RLock()
-        self._closed = self._warned = False
+        self._closed = False
         self._written = 0  # transactions of this connection
         has_log = file_size(self.path + "-wal") > 0
         _check_path(self.path)
         self._place = os.path.abspath(self.path) if self.path != ":memory:" else ""
-        before = _file_id(self._place)
         with translate_errors(self.path, timeout):
             self._db = open_database(self.path, timeout=timeout, wal=False, setup=_PRAGMAS)
             try:
                 _check_content(self._db, self.path, timeout, has_log)
-                self._files = _file_id(self._place), _file_id(f"{self._place}-wal")
-                if before not in (None, self._files[0]):
-                    raise StoreMoved(f"{self.path}: was replaced while it was being opened; open it again")
-                self._note_version()
+                self._file = _file_id(self._place)
                 self._try_erasing()
             except BaseException:
                 self._db.close()
                 raise
-
-    def _moved_reason(self) -> str:
-        """Say what has happened to the files since they were opened; empty when nothing has."""
-        (file, log), now, log_now = self._files, _file_id(self._place), _file_id(f"{self._place}-wal")
-        if now != file:
-            if now:
-                return "another file has taken its place since it was opened"
-            return "the file was removed or moved away after it was opened"
-        if log is None:
-            self._files = now, log_now  # SQLite makes it when it is first needed
-        elif log_now != log:
-            return f"its log {self.path}-wal was {'replaced' if log_now else 'removed'} after it was opened"
-        return ""
-
-    def _note_version(self) -> None:
-        """Remember which changes of other connections were there now, while the file was in its place."""
-        self._version = fetch_value(self._db, "PRAGMA data_version")
 
     def _empty_log(self) -> bool:
         """Copy the log into the file and empty it; return whether nothing prevented that.
@@ -271,12 +244,6 @@ class Database:
             return False  # locked by others, or the disk is full: it is still to be done
         finally:
             self._db.execute(f"PRAGMA busy_timeout={int(1000 * self.timeout)}")
-
-    def _empty_own_log(self) -> bool:
-        """Empty the log, unless others have written since `_note_version`; return whether it is empty."""
-        if self._db.in_transaction or fetch_value(self._db, "PRAGMA data_version") != self._version:
-            return False
-        return self._empty_log()
 
     def _try_erasing(self) -> bool:
         """Empty the log when an erasure isn't complete; return whether all erased data is gone."""
@@ -302,7 +269,7 @@ class Database:
         process, but a power cut may take the last of it.
         """
         with self._lock, translate_errors(self.path, self.timeout):
-            self._check_in_place("nothing was changed")
+            self._check_in_place()
             if not sync:
                 self._db.execute("PRAGMA synchronous=NORMAL")
             try:
@@ -312,18 +279,15 @@ class Database:
                 self._written += 1
                 if not sync:
                     self._db.execute("PRAGMA synchronous=FULL")
-            self._check_in_place("what was just written went into the file that was there before")
             self._try_erasing()
 
-    def _check_in_place(self, consequence: str) -> None:
-        if not (why := self._moved_reason()):
-            self._note_version()
-            return
-        left = "" if self._empty_own_log() else f" Its log {_LEFT_LOG.format(self.path)}."
-        raise StoreMoved(
-            f"{self.path}: {why}; {consequence}. export_jsonl('rescued.jsonl') saves what this store still "
-            f"reads; then close it, and open what is there now, or put the earlier file back.{left}"
-        )
+    def _check_in_place(self) -> None:
+        if self._file != _file_id(self._place):
+            raise StoreMoved(
+                f"{self.path}: the file was moved, removed or replaced after it was opened; nothing was "
+                "changed. export_jsonl('rescued.jsonl') saves what this store still reads; then close it, and "
+                "open what is there now, or put the earlier file back"
+            )
 
     @property
     def meta(self) -> dict[str, str]:
@@ -335,17 +299,9 @@ class Database:
             return dict(db.execute("SELECT name, value FROM meta"))
 
     def data_version(self) -> tuple[int, int]:
-        """Return numbers of which one changes with each write, of others and of this one; takes microseconds.
-
-        Warns, once, when the file isn't in its place any more.
-        """
+        """Return two numbers: one changes with each write of others, one with each of this one."""
         with self._lock, translate_errors(self.path, self.timeout):
-            version = int(fetch_value(self._db, "PRAGMA data_version"))
-            if not self._warned and (why := self._moved_reason()):
-                self._warned = True
-                message = f"{self.path}: {why}; what is read is what the earlier file held"
-                warnings.warn(message, StoreWarning, stacklevel=5)
-            return version, self._written
+            return int(fetch_value(self._db, "PRAGMA data_version")), self._written
 
     def finish_erasing(self) -> bool:
         """Complete a pending erasure; return whether all erased data is gone.
@@ -369,10 +325,7 @@ class Database:
             self._closed = True
             try:  # every use has reported a damaged file
                 with suppress(StoreError), translate_errors(self.path):
-                    if not (why := self._moved_reason()):
+                    if self._file == _file_id(self._place):
                         self._try_erasing()
-                    elif not self._empty_own_log():
-                        message = f"{self.path}: {why}; its log {_LEFT_LOG.format(self.path)}"
-                        warnings.warn(message, StoreWarning, stacklevel=4)
             finally:
                 self._db.close()

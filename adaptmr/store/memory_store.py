@@ -309,7 +309,7 @@ class MemoryStore(Store, StatefulRecords):
     - `embedder`: a name that `adaptmr.embed.embedder` accepts, an `Embedder`, or "auto": the file's own,
       and for a new file the one that reads the language of the first memories added. A store that turns to
       a language its embedder can't read warns, once.
-    - `lexical`: "bm25s" or "rank_bm25", the same function; `k1`, `b` are BM25's parameters.
+    - `k1`, `b`: BM25's parameters.
     - `timeout`: seconds to wait for another process that writes.
     - `warm`: whether `add`, given many memories, also makes what the first question would have to make.
 
@@ -323,7 +323,6 @@ class MemoryStore(Store, StatefulRecords):
         path: str | os.PathLike[str] = ":memory:",
         *,
         embedder: Any = "auto",
-        lexical: str = "bm25s",
         k1: float = 1.5,
         b: float = 0.75,
         timeout: float = 30.0,
@@ -334,8 +333,8 @@ class MemoryStore(Store, StatefulRecords):
                 f"path is {kind_of(path)}, not the name of a file: write MemoryStore('memories.db'), or "
                 "MemoryStore() for one in memory; store.add(…) fills it"
             )
-        words = LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
-        self.lexical, self.k1, self.b = lexical, k1, b
+        words = LexicalIndex(k1, b)  # a bad argument is refused before there is a file
+        self.k1, self.b = k1, b
         self._placing = threading.Lock()  # held while memories get their steps
         self._warm_after_add = warm
         super().__init__(path, timeout, words)
@@ -451,7 +450,7 @@ class MemoryStore(Store, StatefulRecords):
     def __repr__(self) -> str:
         try:
             counts = f"{len(self)} memories, {self.count('deleted')} deleted"
-            return f"MemoryStore({self.path!r}: {counts}, {self._encoder.label}, {self.lexical})"
+            return f"MemoryStore({self.path!r}: {counts}, {self._encoder.label})"
         except StoreError as e:
             return f"MemoryStore({self.path!r}: {e})"
 

@@ -41,11 +41,9 @@ class PlannerStore(Protocol):
 class Store(ABC):
     """Memories that can be ranked by meaning and by words, which a `View` holds.
 
-    Shapes: n memories, vectors of dim numbers. `lexical` is the engine of BM25, "bm25s" or "rank_bm25", `k1`
-    and `b` are its parameters.
+    Shapes: n memories, vectors of dim numbers. `k1` and `b` are BM25's parameters.
     """
 
-    lexical: str
     k1: float
     b: float
 

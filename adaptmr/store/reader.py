@@ -79,81 +79,34 @@ class Visits:
     latest: Mapping[str, datetime]
 
 
-def count_visits(db: sqlite3.Connection, keys: Mapping[int, str] | None, last: int | None) -> Visits:
-    """Count the visits of memories, given as ids by database key; `None` counts for all that were visited.
+def count_visits(db: sqlite3.Connection, ids: Sequence[str] | None, last: int | None) -> Visits:
+    """Count the visits of the memories with these ids; `None` counts for all that were visited.
 
     The window is the `last` latest queries, or all of them for `None`.
     """
-    spans = _numbered_spans(db)
-    queries = sum(span.queries for span in spans)
-    window = queries if last is None else min(last, queries)
-    start = 0 if last is None or queries < last else _window_start(db, spans, window)
-    ids = dict(keys) if keys is not None else {}
-    total, recent = dict.fromkeys(ids, 0), dict.fromkeys(ids, 0)
-    latest: dict[int, datetime] = {}
-    for span in spans:
-        for key, id, n, n_recent, at in db.execute(_COUNT, _count_values(span, start, keys)):
-            ids.setdefault(key, from_sql(id))
-            total[key] = total.get(key, 0) + n
-            recent[key] = recent.get(key, 0) + n_recent
-            latest.setdefault(key, datetime.fromisoformat(at))
-    by_id: list[Mapping[str, Any]] = [
-        {ids[key]: value for key, value in found.items()} for found in (total, recent, latest)
-    ]
-    return Visits(queries, window, *by_id)
-
-# %% ../../nbs/store/02_reader.ipynb #1677fdae
-_COUNT = (
-    "SELECT key, id, total, recent, occasions.at "
-    "FROM (SELECT key, count(*) AS total, sum(number >= :start) AS recent, max(number) AS number FROM visits "
-    "WHERE (:keys IS NULL OR key IN (SELECT value FROM json_each(:keys))) "
-    "AND number BETWEEN :first AND :last GROUP BY key) "
-    "JOIN occasions USING (number) JOIN memories USING (key)"
-)
-
-
-class _Span(NamedTuple):
-    """Occasions that count: the first, the last, the number of queries up to the last, and among them."""
-
-    first: int
-    last: int
-    up_to_last: int
-    queries: int
-
-
-def _count_values(span: _Span, start: int, keys: Mapping[int, str] | None) -> dict[str, Any]:
-    wanted = None if keys is None else json.dumps(list(keys))
-    return {"start": start, "keys": wanted, "first": span.first, "last": span.last}
-
-
-def _numbered_spans(db: sqlite3.Connection) -> list[_Span]:
-    """Return the spans of occasions that count, the latest first."""
-    spans = []
-    for begin, end in counted_spans(db.execute("SELECT event, to_event FROM rollbacks ORDER BY event")):
-        first = db.execute(
-            "SELECT number FROM occasions WHERE after >= ? ORDER BY after, number LIMIT 1", (begin,)
-        ).fetchone()
-        last = db.execute(
-            "SELECT number, queries FROM occasions WHERE after <= ? ORDER BY after DESC, number DESC LIMIT 1",
-            (end if end is not None else 2**62,),
-        ).fetchone()
-        if first and last and first[0] <= last[0]:
-            before = db.execute("SELECT queries FROM occasions WHERE number = ?", (first[0] - 1,)).fetchone()
-            asked = last[1] - (before[0] if before else 0)
-            spans.append(_Span(first[0], last[0], last[1], asked))
-    return spans
-
-
-def _window_start(db: sqlite3.Connection, spans: Sequence[_Span], window: int) -> int:
-    """Return the number of the occasion that was the first of the `window` latest queries."""
-    if not window:
-        return 2**62
-    for span in spans:
-        if window <= span.queries:
-            first = "SELECT min(number) FROM occasions WHERE queries = ?"
-            return int(db.execute(first, (span.up_to_last - window + 1,)).fetchone()[0])
-        window -= span.queries
-    return 0
+    spans = counted_spans(db.execute("SELECT event, to_event FROM rollbacks ORDER BY event"))
+    rows = db.execute(
+        "SELECT number, at, after, queries - lag(queries, 1, 0) OVER (ORDER BY number) FROM occasions "
+        "ORDER BY number DESC"
+    )
+    counted = {
+        number: (at, asked)
+        for number, at, after, asked in rows
+        if any(begin <= after and (end is None or after <= end) for begin, end in spans)
+    }
+    queries = [number for number, (_, asked) in counted.items() if asked]
+    window = len(queries) if last is None else min(last, len(queries))
+    start = 0 if last is None or len(queries) < last else queries[last - 1] if last else 2**62
+    total, recent = dict.fromkeys(ids or (), 0), dict.fromkeys(ids or (), 0)
+    latest: dict[str, datetime] = {}
+    found = db.execute("SELECT id, number FROM visits JOIN memories USING (key) ORDER BY number DESC")
+    for id, number in found if ids is None or ids else ():
+        name = from_sql(id)
+        if number in counted and (ids is None or name in total):
+            total[name] = total.get(name, 0) + 1
+            recent[name] = recent.get(name, 0) + (number >= start)
+            latest.setdefault(name, datetime.fromisoformat(counted[number][0]))
+    return Visits(len(queries), window, total, recent, latest)
 
 # %% ../../nbs/store/02_reader.ipynb #1c5e863f
 class Occasion(NamedTuple):
@@ -432,8 +385,8 @@ class RecordReader(Database):
         """
         with self.reading() as db:
             wanted = list(dict.fromkeys(ids)) if ids is not None else None
-            keys = dict(zip(find_keys(db, wanted, self.path), wanted)) if wanted is not None else None
-            return count_visits(db, keys, last)
+            find_keys(db, wanted or (), self.path)  # raises for an unknown one
+            return count_visits(db, wanted, last)
 
     def has_past(self) -> bool:
         """Return whether anything was ever added or asked."""
