@@ -47,7 +47,7 @@ from .systems.display_names import DisplayNames
 from .types import Dataset, Usage
 
 # %% auto #0
-__all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
+__all__ = ['load_asked', 'EvidenceMissing', 'require_evidence', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
 LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
@@ -258,7 +258,7 @@ class EvidenceMissing(ValueError):
     """No question of the data set names its evidence, and the experiment measures what was found of it."""
 
 
-def check_evidence(experiment: str, data: Dataset) -> None:
+def require_evidence(experiment: str, data: Dataset) -> None:
     """Raise `EvidenceMissing` if no question names its evidence; the message holds numbers only."""
     if not any(question.evidence for question in data.questions):
         raise EvidenceMissing(
@@ -542,7 +542,7 @@ class Experiment(Sections):
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
         if needs_evidence:
-            check_evidence(name, self.data)
+            require_evidence(name, self.data)
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}
         self.params = _without_folders(self.params)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats

@@ -416,17 +416,7 @@ def test_shares_add_up():
     assert (more["low"] <= more["mean"]).all() and (more["mean"] <= more["high"]).all()
 
 
-def test_sentences_and_outcomes():
-    table = causes.cause_shares(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable"))
-    assert causes.cause_sentences(table) == [
-        "u, of the F1 lost in 4 failures whose evidence is known: "
-        "50 % – too few MISS (seen in 3, helps in 3); 25 % – too few GEN, which no repair gives back; "
-        "12 % – too few CONFLICT (seen in 1, helps in 1); "
-        "12 % – too few OVERLOAD (seen in 1, helps in 1). Could not occur: TEMPORAL."
-    ]
-    only = causes.cause_shares(diagnosed("unstable"))
-    assert only["mean"].isna().all()
-    assert causes.cause_sentences(only) == ["u: no stable failure whose evidence is known."]
+def test_outcomes():
     assert len(causes.cause_shares(diagnosed())) == 0
     labels = ("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable", "MISS+OVERLOAD|MISS+CONFLICT")
     row = causes.outcome_table(diagnosed(*labels, "HALLUC")).iloc[0]

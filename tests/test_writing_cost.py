@@ -13,7 +13,7 @@ from server import Server, ok_json
 
 import adaptmr as am
 from adaptmr.eval.analysis.cost import usage_outside_rows, writing_table, writing_usage
-from adaptmr.eval.report.recorded_run import compare_runs
+from adaptmr.eval.report.recorded_run import run_differences
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
@@ -128,7 +128,7 @@ def test_an_experiment_shows_it_and_repeats(tmp_path, monkeypatch, registered):
         first = experiment(tmp_path / "first", model="m")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     again = experiment(tmp_path / "again", model="m")
-    assert compare_runs(first, again) == []
+    assert run_differences(first, again) == []
     manifest, other = (json.loads((path / "manifest.json").read_text()) for path in (first, again))
     turns = len(am.load("demo", split="en1").conversations[0])
     (lexical, mine) = manifest["writing"]

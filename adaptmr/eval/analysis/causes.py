@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -15,14 +15,13 @@ import pandas as pd
 
 from .attribution import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label, primary_cause
 from ..annotation.labels import CAUSES
-from ..report.tables import OVERALL, TYPE_LABELS, interval_columns, split_by_system
+from ..report.tables import TYPE_LABELS, interval_columns, split_by_system
 from ..stats.agreement import cohen_kappa, confusion_matrix
-from ..stats.intervals import format_interval, mean_ci, ratio_ci
+from ..stats.intervals import mean_ci, ratio_ci
 
 # %% auto #0
 __all__ = ['CAUSE_COLUMNS', 'LABEL_KEY', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table',
-           'cause_sentences', 'evidence_table', 'answer_hash', 'hand_labels', 'hand_agreement', 'repeat_sentence',
-           'hand_confusion']
+           'evidence_table', 'answer_hash', 'hand_labels', 'hand_agreement', 'repeat_sentence', 'hand_confusion']
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #78b7bf6b
 CAUSE_COLUMNS = [
@@ -98,34 +97,6 @@ def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
         row["calls, most"] = int(failed["calls"].max())
         rows.append({**row, "cut short": int((~failed["complete"].astype(bool)).sum())})
     return pd.DataFrame(rows)
-
-
-def cause_sentences(table: pd.DataFrame) -> list[str]:
-    """Summarise `cause_shares` in a sentence per system.
-
-    It gives the shares over all types, largest first, in how many failures each repair helps, and which
-    causes could not occur.
-    """
-    sentences = []
-    for system in dict.fromkeys(table["system"]):
-        overall = table[(table["system"] == system) & (table["type"] == OVERALL)].to_dict("records")
-        known = sorted((r for r in overall if r["n"]), key=lambda r: -r["mean"])
-        if not known:
-            sentences.append(f"{system}: no stable failure whose evidence is known.")
-            continue
-        absent = [name for name in REPAIRS if name not in {r["cause"] for r in overall}]
-        never = f" Could not occur: {', '.join(absent)}." if absent else ""
-        parts = "; ".join(map(_cause_sentence, known))
-        failures = f"{known[0]['n']} failures whose evidence is known"
-        sentences.append(f"{system}, of the F1 lost in {failures}: {parts}.{never}")
-    return sentences
-
-
-def _cause_sentence(row: Mapping[Any, Any]) -> str:
-    share = format_interval(100 * row["mean"], 100 * row["low"], 100 * row["high"], ".0f", unit=" %")
-    if row["cause"] == "GEN":
-        return f"{share} GEN, which no repair gives back"
-    return f"{share} {row['cause']} (seen in {row['seen']}, helps in {row['helps']})"
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #ae44bc4e
 def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:

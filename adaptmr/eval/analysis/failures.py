@@ -29,8 +29,7 @@ from ..stats.intervals import MIN_GROUPS, RESAMPLES, TOO_FEW, mean_ci, resampled
 # %% auto #0
 __all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'RESPONSIBLE', 'mark_failures', 'failure_rates', 'failure_table',
            'bootstrap_means', 'decision_verdict', 'GateResult', 'decision_gate', 'gate_table', 'failed_controls',
-           'control_sentences', 'assign_failures', 'failure_grid', 'reader_sentence', 'grid_sentence',
-           'failure_answers']
+           'control_sentences', 'assign_failures', 'failure_grid', 'failure_answers']
 
 # %% ../../../nbs/eval/analysis/00_failures.ipynb #a137f393
 def mark_failures(frame: pd.DataFrame, threshold: float = 0.3, value: str = "f1") -> pd.DataFrame:
@@ -316,34 +315,12 @@ def _fails_with_gold(frame: pd.DataFrame, threshold: float, seed: int) -> tuple[
     return f"{100 * it.mean:.0f} %", ends, it.n
 
 
-def reader_sentence(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) -> str:
-    """Say how often the reader fails an answerable question with the gold evidence in hand."""
-    share, ends, n = _fails_with_gold(frame, threshold, seed)
-    if not n:
-        return (
-            f"{_GOLD_SYSTEM} is not in this run: how often the reader fails with the gold evidence "
-            "is not known."
-        )
-    return (
-        f"With the gold evidence in hand, the reader fails {' '.join((share, *ends))} of the answerable "
-        f"questions (n = {n}): no retrieval can answer these with this reader."
-    )
-
-
 def _largest_first(grid: pd.DataFrame, system: str) -> tuple[str, str, int]:
     """Return whose most failures of a system are, the shares in words, largest first, and their number."""
     part = grid[(grid["system"] == system) & (grid["type"] == OVERALL)]
     rows = part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
     shares = ", ".join(f"{100 * row['mean']:.0f} % {row['responsible']}" for row in rows)
     return (rows[0]["responsible"], shares, rows[0]["n"]) if rows else ("", "", 0)
-
-
-def grid_sentence(grid: pd.DataFrame, system: str) -> str:
-    """Say whose the failures of a system are, overall, largest share first."""
-    _, shares, n = _largest_first(grid, system)
-    if not n:
-        return f"{system} has no failure on an answerable question."
-    return f"{system}: of {n} failures on answerable questions, {shares}."
 
 
 def failure_answers(

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'measure_headroom', 'headroom_table', 'headroom_answers', 'headroom_sentences',
-           'headroom_bar_data', 'strategy_matrix', 'strategy_matrix_table', 'strategy_matrix_figure', 'combine_best',
-           'judge_gap', 'oracle_gap', 'gap_sentences', 'compare_with_controls', 'comparison_sentences',
-           'reach_sentences', 'acting_table', 'parts_answer', 'compare_plans']
+__all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'measure_headroom', 'headroom_table', 'headroom_answers', 'strategy_matrix',
+           'strategy_matrix_table', 'strategy_matrix_figure', 'combine_best', 'judge_gap', 'oracle_gap',
+           'compare_with_controls', 'acting_table', 'parts_answer', 'compare_plans']
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #53d3da65
 def _pairs(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> Iterator[tuple[str, Paired]]:
@@ -125,49 +124,6 @@ def headroom_answers(
         detail = f"{ceiling} − {system} in {measure}: {share} of what is missing; n = {whole['n']}"
         out.append((question, gain, detail))
     return out
-
-
-def headroom_sentences(frame: pd.DataFrame, systems: Sequence[str], *, seed: int = 0) -> list[str]:
-    """Summarise `measure_headroom` in a sentence per system.
-
-    It says how much retrieval could gain, what share of the gap that is, and on which types it is largest
-    and smallest.
-    """
-    out = []
-    for system in systems:
-        *by_type, whole = measure_headroom(frame, system, seed=seed).to_dict("records")
-        if math.isnan(whole["retrieval_share"]):
-            out.append(f"{system} is perfect: there is no headroom.")
-            continue
-        least, *_, most = sorted(by_type * 2, key=lambda r: r["retrieval"])
-        gain, _, share = _format_row(whole).values()
-        out.append(
-            f"{system}: from {whole['base']:.3f}, perfect evidence would add {gain}, "
-            f"{share} of what is missing; "
-            f"{whole['reader']:.3f} stays lost with this reader. "
-            f"Most headroom on {most['label']} ({most['retrieval']:+.3f}), "
-            f"least on {least['label']} ({least['retrieval']:+.3f})."
-        )
-    return out
-
-# %% ../../../nbs/eval/analysis/00_gains.ipynb #0caa65de
-def headroom_bar_data(
-    frame: pd.DataFrame,
-    systems: Sequence[str],
-    ceiling: str = "oracle_evidence",
-    value: str = "f1",
-    *,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """Return the data of `figures.headroom_bars`.
-
-    These are the means of some systems, with top, top_low and top_high: those of the ceiling on the same
-    question type.
-    """
-    tidy = mean_table(frame[frame["system"].isin([*systems, ceiling])], value, seed=seed)
-    top = tidy[tidy["system"] == ceiling].set_index("type")[["mean", "low", "high"]]
-    bars = tidy[tidy["system"].isin(systems)]
-    return bars.join(top.set_axis(["top", "top_low", "top_high"], axis=1), on="type").reset_index(drop=True)
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #bde82bef
 def strategy_matrix(
@@ -281,25 +237,6 @@ def oracle_gap(
         )
     return pd.DataFrame(found)
 
-
-def gap_sentences(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], *, seed: int = 0) -> list[str]:
-    """Say for each pair (oracle, system) how large the gap is, its verdict, and where it is largest."""
-    out = []
-    for ceiling, base in pairs:
-        *by_type, whole = oracle_gap(frame, ceiling, base, seed=seed).to_dict("records")
-        most = max(by_type, key=lambda r: -math.inf if math.isnan(r["gap"]) else r["gap"])
-        allowed = f" (its interval allows: {whole['allowed']})" if whole["allowed"] else ""
-        out.append(
-            f"{ceiling} over {base}: {_points(whole)}, so by the rule of 10 and 5 points adapting is "
-            f"{whole['verdict']}{allowed}. Largest on {most['label']}: {_points(most)}, {most['verdict']}."
-        )
-    return out
-
-
-def _points(row: Mapping[Any, Any]) -> str:
-    gap, low, high = (100 * row[c] for c in ("gap", "low", "high"))
-    return format_interval(gap, low, high, "+.1f", "+.1f", " points")
-
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #3094656e
 def compare_with_controls(
     frame: pd.DataFrame, system: str, controls: Sequence[str], value: str = "f1", *, seed: int = 0
@@ -316,34 +253,8 @@ def compare_with_controls(
     return pd.concat(compared, ignore_index=True)
 
 
-def comparison_sentences(compared: pd.DataFrame, measure: str) -> list[str]:
-    """Say for each control of `compare_with_controls` the difference overall, and the types without 0."""
-    out = []
-    for name, part in compared.groupby("system", sort=False):
-        whole = part[part["type"] == OVERALL].to_dict("records")
-        apart = ((part["low"] > 0) | (part["high"] < 0)) & (part["type"] != OVERALL)
-        shown = [f"overall {_signed(r)}" for r in whole] or ["nothing to compare"]
-        shown += [f"{TYPE_LABELS[r['type']]} {_signed(r)}" for r in part[apart].to_dict("records")]
-        out.append(f"{measure}, {name}: {'; '.join(shown)}.")
-    return out
-
-
 def _signed(row: Mapping[Any, Any]) -> str:
     return format_interval(row["difference"], row["low"], row["high"], "+.3f")
-
-
-def reach_sentences(
-    frame: pd.DataFrame, system: str, ceilings: Sequence[str], value: str = "f1", *, seed: int = 0
-) -> list[str]:
-    """Say for each oracle how far a system stays below it, and whether that is less than 10 points."""
-    out = []
-    for ceiling in ceilings:
-        whole = oracle_gap(frame, ceiling, system, value, seed=seed).to_dict("records")[-1]
-        near = "less than" if whole["gap"] < WORTH_IT else "not less than"
-        spread = not math.isnan(whole["low"]) and whole["low"] < WORTH_IT <= whole["high"]
-        doubt = " (undecided: the interval holds 10)" if spread else ""
-        out.append(f"{system} to {ceiling}: {_points(whole)}, {near} the 10 points asked for{doubt}.")
-    return out
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #d8c8e3b6
 def acting_table(frame: pd.DataFrame, full: str, variants: Sequence[str]) -> pd.DataFrame:

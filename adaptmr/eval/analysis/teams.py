@@ -16,12 +16,7 @@ import pandas as pd
 
 from ..report.tables import interval_columns, mean_of, text_cells
 from ..runner.timings import timing_sentence
-from adaptmr.eval.stats.intervals import (
-    TOO_FEW,
-    compare_systems,
-    format_interval,
-    ratio_ci,
-)
+from ..stats.intervals import compare_systems, format_interval, ratio_ci
 from ...memory.team.steps import parse_action, search_key
 from ...types import Dataset
 
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'MEMORIES',
            'Measure', 'different_searches', 'add_team_columns', 'measure_means', 'measure_table', 'cost_table',
            'cost_caption', 'holding_table', 'task_sentences', 'Pair', 'pair_differences', 'difference_table',
-           'difference_sentence', 'step_sentences', 'team_answers', 'task_timeline', 'choose_task']
+           'team_answers', 'task_timeline', 'choose_task']
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #1a48448d
 class Measure(NamedTuple):
@@ -243,31 +238,6 @@ def pair_differences(
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
     """Tabulate differences as text cells: a row per step, a column per measure."""
     return text_cells(differences, "step", "measure", "difference", "+.3f", "+.2f").reset_index()
-
-# %% ../../../nbs/eval/analysis/00_teams.ipynb #53a97cdd
-_BETTER: Mapping[str, str] = {m.label: m.better for m in COMPARED}
-
-
-def difference_sentence(row: Mapping[Any, Any], what: str) -> str:
-    """Say what a row of `pair_differences` shows; `what` is the subject, such as "The curator"."""
-    measured = f"{row['measure']} {row['without']:.3f} → {row['having']:.3f}"
-    gap = f"{row['difference']:+.3f}"
-    if row["low"] != row["low"]:
-        return f"{what}: {measured}, {gap} ({TOO_FEW} that differ for an interval, n = {row['n']})."
-    ends = f"{gap} [{row['low']:+.3f}, {row['high']:+.3f}], n = {row['n']}"
-    if row["low"] <= 0 <= row["high"]:
-        return f"{what}: {measured}, no difference shown ({ends})."
-    direction = {"higher": 1, "lower": -1}.get(_BETTER.get(row["measure"], ""), 0) * row["difference"]
-    verb = "better" if direction > 0 else "worse" if direction < 0 else "other"
-    return f"{what}: {measured}, {verb} ({ends})."
-
-
-def step_sentences(
-    differences: pd.DataFrame, measures: Sequence[str] = ("F1", "repeated searches")
-) -> list[str]:
-    """Say for each step what it changes in these measures."""
-    rows = [r for r in differences.to_dict("records") if r["measure"] in measures]
-    return [difference_sentence(r, f"{r['step'][:1].upper()}{r['step'][1:]}") for r in rows]
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #b33cf58a
 def _shown(row: Mapping[Any, Any], better: int = 1) -> str:

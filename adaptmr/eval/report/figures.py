@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _all_ = ["PALETTE", "HATCHES", "MARKERS", "lightness", "save_figure", "house_style"]
 
 # %% auto #0
-__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'headroom_bars', 'PALETTE',
-           'HATCHES', 'MARKERS', 'lightness', 'save_figure', 'house_style']
+__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'PALETTE', 'HATCHES',
+           'MARKERS', 'lightness', 'save_figure', 'house_style']
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #25b4121c
 _ENDS = ("mean", "low", "high")
@@ -425,53 +425,4 @@ def pareto_plot(
 #| exporti
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #4bf5fc16
-_CEILING = ("top", "top_low", "top_high")
-
-
-def _draw_gains(ax: Axes, at: np.ndarray, numbers: np.ndarray, width: float) -> None:
-    """Write the headroom above each bar; where it is negative, draw a line at the ceiling."""
-    look: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
-    for x, row in zip(at, numbers):
-        mean, _, high, top, _, top_high = row
-        if np.isnan(mean):
-            continue
-        gain = f"{np.nan_to_num(top - mean):+.2f}".replace("0.", ".")
-        ax.annotate(gain, (x, np.nanmax([mean, top, top_high, high])), color=TEXT_COLOR, **look)
-        if top < mean:
-            ax.plot([x - width * 0.46, x + width * 0.46], [top] * 2, color="white", linewidth=1.6, zorder=5)
-
-# %% ../../../nbs/eval/report/01_figures.ipynb #2d636125
-def headroom_bars(
-    frame: pd.DataFrame, *, title: str = "", ylabel: str = "F1", headroom_label: str = "headroom of retrieval"
-) -> Figure:
-    """Draw bars of `mean` for each `label` and `system`, each with the headroom up to `top`.
-
-    Takes the rows of `gains.headroom_bar_data`. The interval of a bar (`low`, `high`) is dark and left,
-    that of its ceiling (`top_low`, `top_high`) light and right; a dash marks one that isn't known. Raises
-    like `grouped_bars`.
-    """
-    from matplotlib.patches import Patch
-
-    require_columns(frame, "label", "system", *_ENDS, *_CEILING)
-    placed = PlacedRows(frame, "label", "system")
-    width, handles = 0.84 / len(placed.series), []
-    hatched: dict[str, Any] = {"edgecolor": EDGE_COLOR, "hatch": "///"}
-    bars: dict[str, Any] = {"elinewidth": 1.2, "path_effects": halo(2.6), "zorder": 4}
-    size = max(5.0, 1.2 + len(placed.places) * (0.42 * len(placed.series) + 0.35)), 4.1
-    with titled_figure(*size, title, "", with_direction(ylabel, "higher")) as (fig, ax):
-        looks = series_looks(placed.series)
-        for name, look, at in zip(placed.series, looks, side_by_side(placed, width)):
-            numbers = placed.values(name, *_ENDS, *_CEILING)
-            mean, top = numbers[:, 0], numbers[:, 3]
-            handles.append(draw_bars(ax, at, mean, width * 0.92, look.colour))
-            foot, gain = np.nan_to_num(mean), np.maximum(np.nan_to_num(top - mean), 0)
-            ax.bar(at, gain, width * 0.92, bottom=foot, color="white", linewidth=0.6, **hatched)
-            draw_error_bars(ax, at - 0.18 * width, *numbers[:, :3].T, ecolor=TEXT_COLOR, **bars)
-            draw_error_bars(ax, at + 0.18 * width, *numbers[:, 3:].T, ecolor="#777777", **bars)
-            _draw_gains(ax, at, numbers, width)
-            for gap in at[np.isnan(mean)]:
-                draw_dash(ax, gap)
-        label_places(ax, placed.places)
-        ax.set_ylim(0, 1.08)
-        add_legend(fig, [*handles, Patch(facecolor="white", **hatched)], [*placed.series, headroom_label])
-    return fig
+#| exporti

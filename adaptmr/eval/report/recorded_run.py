@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['TOLERANCE', 'DERIVED_FILES', 'read_manifest', 'run_folders', 'finished_runs', 'is_finished', 'RecordedRun',
            'compared_systems', 'open_recorded', 'recorded_runs', 'is_timing', 'compare_tables', 'compare_means',
-           'compare_runs']
+           'run_differences']
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
 def read_manifest(path: str | Path) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def compare_means(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[
 DERIVED_FILES = ("notebook.ipynb", "report.html")
 
 
-def compare_runs(a: str | Path, b: str | Path) -> list[str]:
+def run_differences(a: str | Path, b: str | Path) -> list[str]:
     """Compare two run folders: their files, rows of results and cells of tables.
 
     Returns one line for each difference; none if the runs are the same.

@@ -31,7 +31,7 @@ from adaptmr.eval.report.html import (
     run_lengths,
 )
 from adaptmr.eval.report.recorded_run import (
-    compare_runs,
+    run_differences,
     is_finished,
     is_timing,
     read_manifest,
@@ -537,7 +537,7 @@ def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     differences: dict[Path, list[str]] = {}  # by finished run of this name
 
     def same(old: Path, new: Path) -> bool:
-        differences[old] = ["its results are times"] if run.timed else compare_runs(old, new)
+        differences[old] = ["its results are times"] if run.timed else run_differences(old, new)
         return not differences[old]
 
     path = folder.commit(is_finished, same)
