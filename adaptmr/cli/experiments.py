@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -210,6 +211,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
             with follow_progress(Path(folder) / "progress.txt"):
                 run_notebook(notebook, executed, params)
         except KeyboardInterrupt:
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would tell how the kernel died
             raise KeyboardInterrupt(
                 "the same command goes on with the answers that are in its journal"
             ) from None
