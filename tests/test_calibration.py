@@ -21,7 +21,6 @@ from adaptmr.eval.judges.calibration import (
     alternative_gold_cases,
     calibrate,
     calibration_cases,
-    calibration_from_votes,
     corrected_accuracy,
     held_out_refusals,
 )
@@ -30,7 +29,7 @@ from adaptmr.eval.stats.intervals import Interval
 from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
 LINE = {"question_id": "k1", "category": 2, "question": "When did I buy the kayak?", "gold": "8 June 2024"}
-LINE |= {"answer": "9 June 2024", "kind": "specific_wrong", "gpt_4o_mini_votes": [False, True, True]}
+LINE |= {"answer": "9 June 2024", "kind": "specific_wrong"}
 
 
 def rate(p: float, n: int) -> Interval:
@@ -67,14 +66,14 @@ def make_case(prediction: str, kind: str, correct: bool = False) -> CalibrationC
 def test_calibration_cases_are_read_and_a_damaged_line_is_named(tmp_path: Path) -> None:
     path, vague = (
         tmp_path / "cases.jsonl",
-        {**LINE, "kind": "vague_wrong", "gold": 3, "gpt_4o_mini_votes": []},
+        {**LINE, "kind": "vague_wrong", "gold": 3},
     )
     path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(vague)}\n", encoding="utf-8")
     one, two = calibration_cases(path)
-    assert (one.kind, two.kind) == WRONG_KINDS and one.votes == (False, True, True) and not one.correct
+    assert (one.kind, two.kind) == WRONG_KINDS and not one.correct
     kayak = Question("k1", LINE["question"], ["8 June 2024"], QueryType.temporal_reasoning, "2")
     assert one.question == kayak and two.question.answers == ["3"]
-    changes = {"kind": "right"}, {"category": 9}, {"answer": 5}, {"gpt_4o_mini_votes": [1, 0]}
+    changes = {"kind": "right"}, {"category": 9}, {"answer": 5}
     for bad in ("{", "[1]", "null", "\0\0", *(json.dumps({**LINE, **change}) for change in changes)):
         path.write_text("\n".join((json.dumps(LINE), "", bad)), encoding="utf-8")
         with pytest.raises(ValueError, match=r"cases\.jsonl, line 3 is no calibration case"):
@@ -249,10 +248,8 @@ def test_the_shipped_rates_are_those_of_rewordings_and_of_the_real_file(tmp_path
     if not path.exists():
         pytest.skip("judge_calibration.jsonl is not in a folder that ADAPTMR_DATA names")
     cases = calibration_cases(path)
-    theirs = calibration_from_votes(cases)
     assert len(cases) == 500 and known.false_accept_specific.n == known.false_accept_vague.n == 250
     assert known.false_accept_specific.high < 0.03 and known.false_accept_vague.high < 0.06
-    assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
     assert write_rates(tmp_path / "rates.json") == known
     shipped = Path(calibration.__file__).with_name("rates.json")
     assert (tmp_path / "rates.json").read_bytes() == shipped.read_bytes()
