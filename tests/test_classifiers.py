@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server import Server, ok, ok_json
+from server import Server, ok_json
 
 import adaptmr as am
 from adaptmr.embed import embedder
@@ -18,7 +18,6 @@ from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.planning.classifiers import (
-    RULES_THRESHOLD,
     Classifier,
     ClassifierHead,
     FewShotClassifier,
@@ -40,7 +39,6 @@ from adaptmr.training.type_heads import (
     score_sets_left_out,
     without_set,
     write_heads,
-    written_questions,
 )
 from adaptmr.types import QueryType, Question
 
@@ -128,39 +126,6 @@ def test_a_model_names_a_type_and_the_rules_divide_the_rest():
         )
 
 
-def test_a_fence_and_prose_are_repaired_and_counted():
-    for text in (
-        '```json\n{"type": "preference", "sure": "high"}\n```',
-        'I would say: {"type": "preference", "sure": "high"}. Is that all right?',
-    ):
-        with Server(ok(text)) as s, meter_usage() as meter:
-            p = FewShotClassifier(model(s)).probabilities("Which film tonight?")
-        assert (
-            p[QueryType.preference] == 0.9
-            and meter.outcomes == {("classify", "repaired"): 1}
-            and len(s.requests) == 1
-        )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It is about time.",
-        "",
-        "[]",
-        '{"type": "banana", "sure": "high"}',
-        '{"type": "multi_hop", "sure": 0.93}',
-    ],
-)
-def test_a_reply_that_cannot_be_used_is_asked_again_then_left_to_the_rules_and_counted(text):
-    question = "Where do I live now?"
-    with Server(ok(text)) as s, meter_usage() as meter:
-        p = FewShotClassifier(model(s)).probabilities(question)
-    assert p == RuleClassifier().probabilities(question)
-    assert meter.outcomes == {("classify", "fallback"): 1}
-    assert len(s.requests) == 2
-
-
 # --- fitted
 
 
@@ -191,36 +156,6 @@ def test_shipped_heads_are_found_by_encoder_and_conversation():
         head_for("hash")
     with pytest.raises(HeadError, match="hash"):
         FittedClassifier(HASH)
-
-
-def test_the_shipped_file_says_where_it_comes_from():
-    provenance = head_provenance()
-    assert {"date", "method", "data", "held_out", "tried", "sure"} <= set(provenance)
-    assert provenance["data"]["demo"]["questions"] == len(am.load("demo").questions)
-    assert (
-        "part of locomo" in provenance["data"]["locomo"]["label"]
-        or provenance["data"]["locomo"]["questions"] > 999
-    )
-    for name, scores in provenance["held_out"].items():
-        rows = [r for r in provenance["tried"] if r["embedder"] == name]
-        assert len(rows) == 4
-        assert max(r["mean"] for r in rows) == next(
-            r["mean"] for r in rows if all(r[k] == scores[k] for k in ("rules", "balanced"))
-        )
-    for name in provenance["held_out"]:  # the default is within a point of the best of the curve's thresholds
-        curve = {r["sure"]: r["mean"] for r in provenance["sure"] if r["embedder"] == name}
-        assert max(curve.values()) - curve[RULES_THRESHOLD] <= 0.01
-    for scores in provenance["left_out"].values():
-        assert set(scores) == {
-            "demo",
-            "locomo",
-            "written",
-            "beam_100k",
-            "demo_assistant",
-            "longmemeval_oracle",
-        }
-        for unseen in ("beam_100k", "demo_assistant"):
-            assert scores[unseen]["accuracy"] > scores[unseen]["rules"] + 0.05
 
 
 @pytest.mark.slow
@@ -263,16 +198,6 @@ def test_training_is_deterministic_and_a_file_that_says_the_same_keeps_its_date(
     path.write_text("{")
     write_heads(path, {"hash": small}, {"made up": {"n": 1}})
     assert path.read_text() == text
-
-
-def test_the_written_questions_cover_all_types_in_both_languages_and_are_nobody_elses():
-    written = written_questions()
-    texts = {q.text for q in written}
-    assert len(written) == len(texts) == len({q.id for q in written}) == 420
-    for question_type in QueryType:
-        for english in (True, False):
-            assert sum(q.type == question_type and q.text.isascii() == english for q in written) == 30
-    assert not texts & {q.text for name in ("demo", "demo_assistant") for q in am.load(name).questions}
 
 
 def test_a_set_is_scored_by_heads_that_never_saw_it(small):

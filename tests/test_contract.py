@@ -13,7 +13,7 @@ from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.evidence import render_context
-from adaptmr.systems.base import Capabilities, Solver, get_capabilities, known_systems, make_system
+from adaptmr.systems.base import Solver, known_systems, make_system
 from adaptmr.systems.contract import (
     ContractError,
     check_count_names,
@@ -101,30 +101,6 @@ def hits(*turns):
 def test_a_system_that_returns_something_else_is_named_with_the_question(found, said):
     with pytest.raises(ContractError, match=rf"^system 'theirs', question 'q3': .*{said}"):
         run(Theirs(found))
-
-
-def test_a_system_with_the_protocols_members_alone_is_evaluated():
-    assert get_capabilities(Theirs()) == Capabilities()
-    frame = run(Theirs())
-    assert len(frame) == len(ASKED) and not frame["unlimited"].any()
-
-
-def test_capabilities_are_read_from_attributes_and_methods():
-    class Declared(Theirs):
-        unlimited, one_at_a_time, matches = True, True, "qarp"
-        prepare = None  # the same as none
-
-        def match(self, tokens):
-            self.tokens = tokens
-
-    system = Declared()
-    declared = get_capabilities(system)
-    assert (declared.unlimited, declared.one_at_a_time, declared.matches) == (True, True, "qarp")
-    assert declared.prepare([]) is None and declared.store is declared.llm is None and not declared.oracle
-    declared.match({"Where?": 7})
-    assert system.tokens == {"Where?": 7}
-    with pytest.raises(TypeError, match="needs a method match"):
-        get_capabilities(Theirs()).match({})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rerankers import SharedWords
 import adaptmr as am
 from adaptmr.experiments import Experiment
 from adaptmr.systems.base import known_systems, uses_llm
-from adaptmr.systems.display_names import OFFLINE_EQUIVALENTS, DisplayNames, offline_name
+from adaptmr.systems.display_names import OFFLINE_EQUIVALENTS, offline_name
 
 ASKING = [name for name in known_systems(None) if uses_llm(name)]
 
@@ -46,38 +46,6 @@ def test_the_same_systems_are_the_same_and_no_others_are():
         rows[a] != rows[b]
         for a, b in combinations(["adaptmr", "gated", "hybrid", "qarp", "multi_round", "flare"], 2)
     ), named
-
-
-def test_with_a_model_names_are_as_they_were():
-    names = DisplayNames.for_systems(["hybrid", "qarp", "ircot", "multi_round"], offline=False)
-    assert names.systems == ("hybrid", "qarp", "ircot", "multi_round") and [
-        names(n) for n in names.systems
-    ] == list(names.systems)
-    assert (
-        names.rename_pairs({"a": ("ircot", "multi_round")}) == {"a": ("ircot", "multi_round")}
-        and names.describe("qarp") == known_systems()["qarp"]
-    )
-
-
-@pytest.mark.parametrize(
-    "given, asked, shown",
-    [
-        (["token_matched", "hybrid"], ("hybrid",), ["hybrid"]),
-        (["ircot"], ("multi_round",), ["multi_round by rule"]),
-        (
-            ["qarp", "token_matched", "ircot", "multi_round"],
-            ("qarp", "hybrid", "multi_round"),
-            ["qarp by rule", "hybrid", "multi_round by rule"],
-        ),
-    ],
-)
-def test_each_is_asked_once_whatever_the_order(given, asked, shown):
-    called = DisplayNames.for_systems(given, offline=True)
-    assert (
-        called.systems == asked
-        and called.unique_names(given) == shown
-        and called.unique_names(given, besides=given[:1]) == [s for s in shown if s != called(given[0])]
-    )
 
 
 def test_a_run_without_a_model_says_so_everywhere(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 )
 from server import Server, ok, ok_json, status
 
-import adaptmr as am
 from adaptmr.llm import LLM, ServerError
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
@@ -211,19 +210,6 @@ def test_a_wrong_parameter_is_named(values: dict[str, Any], wanted: str) -> None
 
 
 # -- turns
-
-
-def test_a_conversation_fills_all_layers_and_changes_no_turn() -> None:
-    turns = am.load("demo").conversation("en1").turns[:110]
-    with make(mtm_capacity=5, hit_window=20, key_promotion_min_hits=5) as memory:
-        for turn in turns:
-            memory.observe(turn)
-        stored = [m for m in memory.store.memories if not m.layer]
-        assert stored == [replace(t, step=n, owner="Maya") for n, t in enumerate(turns, 1)]
-        assert all(memory.store.history(m.id) == [] for m in stored), "no turn was ever written again"
-        assert {m.layer for m in memory.store.memories} == {"", *DERIVED}
-        assert len(memory.topics()) <= 5 and set(memory.pages().columns) >= {"topic", "turns"}
-        assert memory.keys()["because"].str.contains(">=").all() and len(memory.summaries()) > 6
 
 
 def test_two_users_in_one_store_never_meet(memory: LayeredMemory) -> None:

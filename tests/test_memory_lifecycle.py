@@ -167,18 +167,6 @@ def test_a_given_up_page_still_counts_for_its_topic(store: MemoryStore) -> None:
     assert shown(store) == before and page and retired_because(page) == GIVEN_UP, "it stays given up"
 
 
-def test_a_topic_goes_with_its_pages_and_comes_back_in_line_with_its_turns(store: MemoryStore) -> None:
-    before, life = shown(store), life_of(store)
-    delete(life, "topic:1", "topic")
-    assert not [m for m in store.memories if m.layer in (PAGE, TOPIC, SUMMARY)]
-    delete(life, "t2")
-    life.restore("topic", "topic:1")
-    assert not [m for m in automatic(store) if "cello" in m.text], "the turn was deleted meanwhile"
-    assert "boat" in text_in(store, "topic:1")
-    life.restore("turn", "t2")
-    assert shown(store) == before
-
-
 @pytest.mark.parametrize("first", ["turn", "topic"])
 @pytest.mark.parametrize("back", ["turn", "topic"])
 def test_a_topic_and_all_turns_of_a_page_go_and_come_back_in_any_order(

@@ -126,18 +126,6 @@ def test_the_evidence_is_what_the_prompt_shows(store, roads):
 # --- size
 
 
-def test_the_size_stays_flat_when_the_conversation_grows():
-    sizes = {}
-    for n in (200, 600):
-        with layered_store(n, CONFIG) as own:
-            for roads in (ROADS, LAYERED_ROADS):
-                asked = [f"What did Maya pay at the {what}?" for what in ("violin", "harbour", "garden")]
-                total = sum(sum(prompt_of(own, q, roads=roads).tokens.values()) for q in asked)
-                sizes.setdefault(len(roads), []).append(total)
-    for total in sizes.values():
-        assert max(total) <= 1.1 * total[0] and min(total) >= 0.9 * total[0], sizes
-
-
 # --- in a notebook
 
 

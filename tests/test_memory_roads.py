@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from layered_store import START, key_memory, layered_store, turns_of
 
 from adaptmr.memory.config import MemoryConfig
@@ -98,16 +95,6 @@ def test_the_documents_ranking_is_by_score_with_the_latest_turns_last(store):
     assert scores == sorted(scores, reverse=True)
     assert [h.source for h in evidence.hits[-4:]] == ["t100", "t99", "t98", "t97"]
     assert [h.memory.layer for h in evidence.hits[:-4]].count("") == 0
-
-
-@given(k=st.integers(0, 30), roads=st.sampled_from([ROADS, LAYERED_ROADS]))
-@settings(max_examples=10, deadline=None)
-def test_a_ranking_has_at_most_k_hits_each_once_and_is_a_prefix_of_a_longer_one(store, k, roads):
-    found = recall(store, ASKED, CONFIG, roads=roads)
-    evidence, longer = found.evidence(k), found.evidence(100)
-    assert len(evidence.hits) <= k and evidence.hits == longer.hits[:k]
-    assert len({h.memory.id for h in longer.hits}) == len(longer.hits)
-    assert all(math.isfinite(h.score) for h in longer.hits)
 
 
 def test_a_layer_has_a_place_only_for_what_turns_cannot_show():

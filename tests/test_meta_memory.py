@@ -32,7 +32,6 @@ from adaptmr.memory.team.meta import (
 from adaptmr.memory.team.records import read_record
 from adaptmr.memory.team.steps import TeamStep, Transcript
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory
 
 
 def play(film="Harbour Lights", director="Ana Petrov", spouse="Lin Wei", said="Right.", lost=False):
@@ -61,29 +60,6 @@ def everything(meta: MetaMemory) -> str:
 
 
 # -- records
-
-
-def test_records_of_all_memories_come_back_from_one_store():
-    records = (
-        Trajectory(
-            id="t", turn=3, since=3, task="Who?", form="Who?", steps=("a",), succeeded=True, similar=("s",)
-        ),
-        Insight(id="i", rule="Search first.", about=("t",), topics=("chain",), by="reward", score=4),
-        Skill(id="k", form="<film> director", uses=3, successes=2),
-    )
-    assert [read_record(r.to_memory("meta"), type(r)) for r in records] == list(records)
-
-
-def test_a_record_without_its_fields_is_named():
-    broken = Memory(
-        "meta/1", "Who?", layer="meta/trajectory", owner="meta", meta={"record": {"colour": "red"}}
-    )
-    with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
-        read_record(broken, Trajectory)
-    store = MemoryStore()
-    store.add(broken)
-    with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
-        MetaMemory(store)
 
 
 # -- what comes in
@@ -255,15 +231,6 @@ def test_a_model_chooses_the_operations():
 def test_operations_that_cannot_be_are_refused(operation, problem):
     inputs = {"rules": ("Search.",), "known": (Insight(rule="Guess."),)}
     assert problem in REVISE.validate({"operations": [operation]}, inputs)
-
-
-def test_a_known_rule_is_never_added_twice():
-    known = [Insight(id="i1", rule="Search first.", score=2)]
-    reply = {"operations": [{"kind": "add", "number": 0, "rule": "search first"}]}
-    with Server(ok_json(reply)) as server:
-        llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5)
-        revision = revise([Reflection("Look.")], known, Insight(rule="-"), llm=llm)
-    assert [(i.id, i.score) for i in revision.kept] == [("i1", 3)]
 
 
 # -- forgetting

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,33 +279,3 @@ def test_no_text_breaks_the_rule(text: str) -> None:
 
 
 # -- on LoCoMo -------------------------------------------------------------------------------------
-
-
-def locomo() -> list[tuple[int, str, Any, list[Memory]]]:
-    if not os.environ.get("ADAPTMR_DATA"):
-        pytest.skip("ADAPTMR_DATA is not set: it names the folder with locomo10.json or locomo_dev.json")
-    folder = Path(os.environ["ADAPTMR_DATA"])
-    path = next((folder / n for n in ("locomo_dev.json", "locomo10.json") if (folder / n).exists()), None)
-    if path is None:
-        pytest.skip(f"no LoCoMo in {folder}")
-    rows = []
-    for sample in json.loads(path.read_text(encoding="utf-8")):
-        talk, turns = sample["conversation"], {}
-        for name in (k for k in talk if re.fullmatch(r"session_\d+", k)):
-            at = datetime.strptime(talk[f"{name}_date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC)
-            turns.update({t["dia_id"]: Memory(t["dia_id"], t["text"], t["speaker"], at) for t in talk[name]})
-        for q in sample["qa"]:
-            gold = [turns[e] for part in q["evidence"] for e in re.split(r"[;\s]+", part) if e in turns]
-            if q["category"] != 5 and gold:
-                rows.append((q["category"], q["question"], q["answer"], gold))
-    return rows
-
-
-def test_f1_of_the_rule_with_gold_evidence() -> None:
-    from adaptmr.eval.metrics.answers import locomo_f1
-
-    rows = locomo()
-    answers = [answer(q, Evidence([Hit(m, 1.0) for m in gold])).text for _, q, _, gold in rows]
-    scores = [locomo_f1(a, expected, category) for a, (category, _, expected, _) in zip(answers, rows)]
-    when = [s for s, (_, q, _, _) in zip(scores, rows) if q.lower().startswith("when")]
-    assert sum(scores) / len(scores) > 0.38 and sum(when) / len(when) > 0.7

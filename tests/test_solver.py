@@ -110,10 +110,6 @@ def known(frame: pd.DataFrame) -> list[int]:
     return frame.loc[frame.system == "learner", "known"].astype(int).tolist()
 
 
-def logged(path: Path) -> list[tuple[Any, ...]]:
-    return [tuple(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 # --- order and scope
 
 
@@ -294,13 +290,6 @@ class Theirs:
 def test_a_solver_that_returns_something_else_is_named_with_the_question(solution: Any, said: str) -> None:
     with pytest.raises(ContractError, match=rf"^system 'theirs', question 'c2/q0': .*{said}"):
         run([Theirs(solution)], replace(DATA, conversations=TALKS[:1], questions=ASKED[:2]))
-
-
-def test_a_solver_with_the_four_members_alone_is_evaluated_and_not_held_to_k() -> None:
-    both = replace(GOOD, evidence=Evidence([Hit(m, 1.0) for m in TALKS[0].turns]))
-    frame = run([Theirs(both)], replace(DATA, conversations=TALKS[:1], questions=ASKED[:2]), k=1)
-    assert frame.hits.tolist() == [2, 2] and frame.em.tolist() == [1.0, 1.0]
-    assert frame.recall_fraction.tolist() == [1.0, 1.0] and not frame.unlimited.any()
 
 
 @pytest.mark.parametrize(

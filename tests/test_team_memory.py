@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from adaptmr.embed import embedder
 from adaptmr.llm.spending import count_tokens
 from adaptmr.memory.team.records import (
-    ROLES,
     Board,
     EvidencePiece,
     Extraction,
@@ -92,17 +91,6 @@ def test_a_valid_step_without_an_answer_is_no_success(answer, valid, succeeds):
     assert hop.succeeded is succeeds and hop.success == float(succeeds)
 
 
-def test_what_was_read_reaches_the_hop_and_facts_are_shared_with_their_source():
-    team = TeamMemory(QUESTION, hashing())
-    hop = team.write(
-        "solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,))
-    )
-    (fact,) = team.shared.values("brann LIGHTHOUSE", "Keeper")
-    assert (fact.value, fact.confidence, fact.source, fact.agent) == ("Ilse Maro", 1.0, hop.id, "solver")
-    assert team.recall("retriever", "Who keeps the Brann lighthouse?").of(Fact) == [fact], "others find it"
-    assert hop.answer == "Ilse Maro" and team.shared.hops == [hop]
-
-
 def test_what_an_invalid_step_says_is_no_fact():
     team = TeamMemory(QUESTION, hashing())
     team.write("solver", "Who?", "Search[Brann", "Invalid.", Extraction("Ilse", facts=(KEEPER,)), valid=False)
@@ -124,35 +112,12 @@ def test_conflicting_values_are_kept_and_shown_and_a_comparison_overwrites_nothi
     assert "31 m (0.90), but also 29 m (0.40); 30 m (0.40)" in shown
 
 
-@pytest.mark.parametrize(
-    ("question", "action", "stored"),
-    [
-        ("Search[Brann keeper]", "Search[Brann keeper]", "Brann keeper"),
-        ("", "Lookup[born]", "born"),
-        ("Who keeps it?", "Search[Brann]", "Who keeps it?"),
-    ],
-)
-def test_a_hop_keeps_the_question_and_not_its_action(question, action, stored):
-    hop = shared_memory().add_hop(question, action, "…")
-    assert hop.question == stored and "[" not in hop.text
-
-
 def test_a_query_has_two_fields_at_most():
     assert focus("Search[birthplace]", "Ilse Maro", QUESTION) == "birthplace Ilse Maro"
     assert focus("Where was Ilse Maro born?", "Ilse Maro", QUESTION) == "Where was Ilse Maro born?"
     assert focus("", "", QUESTION) == QUESTION and focus("", "Ilse Maro", QUESTION) == "Ilse Maro"
     with pytest.raises(ValueError, match="nothing to look up"):
         focus(" ", "")
-
-
-def test_the_query_of_the_plan_is_the_focused_one():
-    team = TeamMemory(QUESTION, hashing())
-    team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,)))
-    found = team.recall("solver", "Search[birthplace of the keeper]", "Ilse Maro")
-    assert found.query == "birthplace of the keeper Ilse Maro"
-    (hit,) = found.evidence[Hop].hits
-    expected = float(np.dot(*embedder("hash").encode([found.query, hit.memory.text])))
-    assert hit.signals["cosine"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_search_is_made_once_and_its_observation_is_kept_whole():
@@ -189,15 +154,6 @@ def test_searches_for_something_else_are_never_one(first, second):
     shared.search(first, lambda query: "first")
     assert shared.search(second, lambda query: "second") == (shared.find_search(second), False)
     assert not only_rephrased(second, first)
-
-
-def test_recent_successes_are_what_succeeded():
-    solver = private_memory()
-    solver.suppose("The keeper is Odd", 0.99)
-    solver.observe("Nothing.", "Who?", 1, action="Search[a]")
-    for turn in (2, 3, 4):
-        solver.observe(f"Found {turn}.", "Who?", turn, action=f"Search[{turn}]", answered=turn != 3)
-    assert [e.content for e in solver.get_recent_successes()] == ["Found 4.", "Found 2."]
 
 
 def test_lessons_of_failures_stay_when_hypotheses_go():
@@ -259,45 +215,6 @@ def test_the_next_action_comes_from_what_was_read():
     assert team.private["solver"].pending()[0].description == "Maro age", "what was answered is done"
     team.write("solver", "How old?", "Search[Maro age]", "Invalid.", Extraction("9"), valid=False)
     assert team.private["solver"].pending()[0].description == "Maro age", "a failed step does nothing"
-
-
-def test_the_expected_hops_follow_the_queries():
-    team = TeamMemory(QUESTION, hashing())
-    assert team.shared.task.hops_expected == 0
-    team.write("solver", "Who?", "Search[a]", "…", Extraction("I", next_queries=("b one", "c two")))
-    assert team.shared.task.hops_expected == 3
-    team.write("solver", "b one", "Search[b one]", "…", Extraction("J"))
-    team.write("solver", "c two", "Search[c two]", "…", Extraction("K"))
-    assert team.shared.task.hops_expected == 3 == len(team.shared.hops)
-    team.shared.add_hop("one more", "Lookup[d]", "…")
-    assert team.shared.task.hops_expected == 4
-
-
-def test_the_role_is_written_once():
-    solver = PrivateMemory(ROLES["solver"], hashing())
-    block = format_private(solver, solver.recall("Who?"))
-    assert all(duty in ROLES["solver"].prompt() and duty not in block for duty in ROLES["solver"].duties)
-
-
-def test_the_context_is_what_the_team_said_and_no_log_of_its_own():
-    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(max_interactions=2))
-    for turn in range(4):
-        team.shared.say("retriever", "solver", "suggestion", f"Search[{turn}]", turn)
-    team.shared.say("verifier", "retriever", "question", "why?", 5)
-    assert "- Messages: retriever→solver: Search[3]; retriever→solver: Search[2]" in shown(team, "solver")
-    assert "Search[1]" not in shown(team, "solver") and "why?" not in shown(team, "solver")
-    assert team.private["solver"].board.all(Interaction) == []
-
-
-def test_a_loop_is_known_to_the_member_in_it_and_to_its_helper():
-    team = TeamMemory(QUESTION, hashing())
-    team.note_loop("solver", "Search[Brann]", 4)
-    (lesson,) = team.private["solver"].board.all(Lesson)
-    assert (
-        lesson.about == "Search[Brann]"
-        and "repeats Search[Brann]" in team.private["verifier"].peer("solver").status
-    )
-    assert "Search[Brann]" in team.private["verifier"].pending()[0].description
 
 
 # --- one memory per team
@@ -452,18 +369,6 @@ def test_blocks_keep_to_their_budget(texts, budget):
         assert count_tokens(block) <= budget and block.startswith("【")
 
 
-def test_no_section_pushes_out_another():
-    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(shared_tokens=170))
-    for n in range(3):
-        read = Extraction("a" * 100, facts=(KEEPER._replace(entity=f"Brann {n}"),))
-        team.write("solver", f"What is {n}? " + "x" * 60, "Search[Brann]", "y" * 5_000, read, n)
-        team.shared.search(f"Brann {n}", lambda query: "page", "solver", n)
-    block = format_shared(team.shared, team.recall("solver", "Brann"))
-    for section in ("Task", "Progress", "Reasoning chain", "Known facts", "Searched already"):
-        assert f"- {section}" in block
-    assert "more left out)" in block and "y" * 300 not in block
-
-
 @pytest.mark.parametrize(
     "config",
     [TeamConfig(), TeamConfig(relevance_weight=0, recency_weight=1.0), TeamConfig(success_weight=3, top_k=2)],
@@ -509,14 +414,6 @@ def test_the_blocks_have_the_form_of_the_document():
         "- 计划：→ 伊尔莎 出生地",
         "- 假设：~0.80 谁看守布兰灯塔？ → 伊尔莎",
     ]
-
-
-def test_the_last_hop_is_always_shown():
-    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(top_k=1, recency_weight=0))
-    team.write("solver", "Who keeps the Brann lighthouse?", "Search[Brann]", "…", Extraction("Ilse Maro"), 1)
-    team.write("solver", "xyzzy", "Search[xyzzy]", "…", turn=2)
-    block = format_shared(team.shared, team.recall("solver", "Who keeps the Brann lighthouse?"))
-    assert "1 ✓ Who keeps" in block and "2 ✗ xyzzy Search[xyzzy] → nothing found" in block
 
 
 def test_records_come_back_as_they_were_from_a_file_too(tmp_path):

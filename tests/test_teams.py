@@ -15,15 +15,13 @@ from scripted import Scripted, ScriptedLLM
 from server import Server, ok_json
 
 from adaptmr.agents.episode import Episode, PlayerError
-from adaptmr.agents.players import RETRIEVE, SOLVE, VERIFY, ModelPlayer
+from adaptmr.agents.players import ModelPlayer
 from adaptmr.agents.prompts import Move, PlayerPrompt, PromptStyle, PlayerView, player_prompt, system_prompt
 from adaptmr.agents.task_memory import OtherTasks, Reading, TaskMemory, repeats_in_vain
 from adaptmr.agents.team import TEAMS, Team, make_team
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
-from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.spending import count_tokens
-from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.transport import LLMError
 from adaptmr.memory.team.meta import Experience, Insight, MetaMemory, Trajectory
 from adaptmr.memory.team.records import ROLES, EvidencePiece, Extraction, Lesson, ReasoningStep, Triple
@@ -262,14 +260,6 @@ def test_the_parts_have_the_order_of_the_document(language, question):
     assert list(prompt.shown) == ["role", "shared", "private", "examples", "past", "insights", "task"]
 
 
-def test_what_never_changes_can_come_first():
-    view = PlayerView(QUESTION, last=PAGE, experience=EXPERIENCE)
-    first = prompt_of(view, PromptStyle(fixed_first=True))
-    later = prompt_of(PlayerView(OTHER_QUESTION, 4, 2), PromptStyle(fixed_first=True))
-    assert first.messages[0] == later.messages[0] and "## Successful" in first.messages[0]["content"]
-    assert "## Successful" not in first.messages[1]["content"]
-
-
 @given(
     observation=st.text(max_size=3_000),
     question=st.text(min_size=1, max_size=400),
@@ -289,14 +279,6 @@ def test_no_prompt_passes_its_budget(observation, question, blocks, tokens, role
         ROLES[role], view, shared=blocks[0], private=blocks[1], steps=[last] * steps, style=style
     )
     assert prompt.tokens <= tokens
-
-
-def test_a_short_budget_keeps_the_task_and_drops_the_examples_first():
-    view = PlayerView(QUESTION, last=PAGE, experience=EXPERIENCE)
-    short, whole = (prompt_of(view, PromptStyle(tokens=n)) for n in (300, 2_000))
-    assert short.task == whole.task and PAGE.observation in short.task
-    assert (short.insights, short.past) == (whole.insights, whole.past)
-    assert (short.examples.count("Question:"), whole.examples.count("Question:")) == (1, 2)
 
 
 # --- players that are models
@@ -333,29 +315,6 @@ def test_a_verifier_accepts_or_names_an_action(value, action):
     assert (str(move.action) if move.action else None) == action and json.loads(move.raw) == value
 
 
-def test_the_replies_of_a_team_are_in_its_record_and_its_thoughts_in_its_memory():
-    replies = [{**REPLY, "action": FIRST}, {**REPLY, "action": SECOND, "thought": "find her"}, REPLY]
-    with Server(*map(ok_json, replies)) as server:
-        made = team("", style=PromptStyle(tokens=680, fixed_first=True))
-        made.players = {"solver": ModelPlayer(LLM("m", base_url=server.url, cache=None), ROLES["solver"])}
-        episode = made.begin(QUESTION)
-        episode.play()
-    assert [json.loads(r.raw) for r in episode.rows] == replies
-    thoughts = [s.conclusion for s in episode.memory.team.private["solver"].board.all(ReasoningStep)]
-    assert "find her | born in Orlby" in thoughts
-    assert episode.usage.calls == 3 and all(r["max_tokens"] <= 110 for r in server.requests)
-    systems = {r["messages"][0]["content"] for r in server.requests}
-    assert len(systems) == 1, "what a server keeps of earlier prompts"
-    assert all(sum(count_tokens(m["content"]) for m in r["messages"]) <= 680 for r in server.requests)
-
-
-@pytest.mark.parametrize("task", [RETRIEVE, SOLVE, VERIFY], ids=lambda t: t.name)
-def test_replies_are_short_and_prompts_are_in_two_languages(task):
-    sizes = [p.get("maxLength", 0) for p in task.schema["properties"].values() if p["type"] == "string"]
-    assert min(sizes) > 0 and sum(sizes) <= 300
-    assert "JSON" in task.prompts["en"][0] and "你是" in task.prompts["zh"][0]
-
-
 def test_what_a_model_says_in_vain_is_no_move_and_without_a_model_nobody_plays():
     llm = ScriptedLLM(team_solve="I would rather not.", team_verify="No.", team_retrieve="?")
     solver, verifier, retriever = (ModelPlayer(llm, ROLES[n]) for n in ("solver", "verifier", "retriever"))
@@ -363,20 +322,6 @@ def test_what_a_model_says_in_vain_is_no_move_and_without_a_model_nobody_plays()
     assert verifier.act(asked("verifier")).doubts and retriever.act(asked("retriever")).action is None
     with pytest.raises(LLMError, match=r"the retriever of a team needs a model.*run exp7"):
         make_team("team_full", embedder="hash").solve(Question("", QUESTION))
-
-
-def test_a_recorded_reply_of_a_rule_counts_as_a_fallback_and_costs_nothing():
-    cache = ReplayCache(":memory:")
-    llm = LLM("m", base_url="http://localhost:9", cache=cache)
-    view, task = asked("retriever"), RETRIEVE
-    request = {"model": "m", "messages": task.messages("en", view=view), "max_tokens": task.max_tokens}
-    request |= {"temperature": 0.0, "schema": task.schema}
-    text = json.dumps({"thought": "", "action": f"Search[{'x' * 200}]"})
-    cache.put(request, {"text": text, "finish": "rule", "prompt_tokens": 0, "completion_tokens": 0})
-    with meter_usage() as meter:
-        move = ModelPlayer(llm, ROLES["retriever"]).act(view)
-    assert len(move.action.argument) == 200, "a rule was held to no schema"
-    assert str(meter) == "team_retrieve:fallback" and meter.usage.calls == 0
 
 
 # --- the trace
