@@ -46,8 +46,8 @@ WRONG_KINDS = ("specific_wrong", "vague_wrong")
 def calibration_cases(path: str | Path) -> list[CalibrationCase]:
     """Read calibration cases from a file of JSON lines.
 
-    Keys: question_id, category, question, gold, answer and kind. Raises `FileNotFoundError` for a file that isn't there and `ValueError` naming the line for one that is
-    damaged, or for an empty file.
+    Keys: question_id, category, question, gold, answer and kind. Raises `FileNotFoundError` for a file that
+    isn't there and `ValueError` naming the line for one that is damaged, or for an empty file.
     """
     path, cases = Path(path), []
     if not path.is_file():
