@@ -106,12 +106,6 @@ def test_a_type_in_one_conversation_only():
     assert fa.gate_table(few).loc[0, "left_out"] == "preference"
 
 
-def test_too_few_conversations_open_no_gate():
-    gate = fa.decision_gate(answers({"multi_hop": 1.0, "abstention": 0.2}, conversations=3), "unified")
-    assert gate.verdict == "too few" and math.isnan(gate.low) and math.isnan(gate.high) and gate.gap > 0.5
-    assert "points of F1 –: too few. There is no interval" in gate.sentence and "nan" not in gate.sentence
-
-
 # --- ceilings
 
 

@@ -23,8 +23,6 @@ from adaptmr.eval.analysis.memory_layers import (
     acceptance_answers,
     acceptance_table,
     answer_form,
-    contribution_table,
-    contributions,
     deletion_steps,
     fill_memories,
     form_table,
@@ -72,22 +70,6 @@ def test_leaving_out_a_road_is_the_same_as_never_taking_it(memories):
         left_out = take_roads(memory.system.recall(asked), tuple(roads))
         one, two = (build_prompt(f, asked, memory.system.config) for f in (left_out, other.recall(asked)))
         assert one.text == two.text
-
-
-def test_a_contribution_is_the_difference_on_the_same_questions():
-    cells = [("nothing", 0.9, 100.0), ("key", 0.4, 60.0)]
-    rows = pd.DataFrame(
-        {"system": "x", "without": w, "conversation": f"c{c}", "question": f"q{c}"}
-        | {"shown": v - 0.01 * c * (w == "key"), "behind": v, "f1": 0.5, "tokens": t}
-        for w, v, t in cells
-        for c in range(6)
-    )
-    gained = contributions(rows).set_index("measure")
-    assert gained.loc["shown", "difference"] == pytest.approx(0.525) and gained.loc["shown", "low"] > 0.5
-    assert gained.loc["tokens", "difference"] == 40 and gained.loc["f1", "difference"] == 0
-    first, second = contribution_table(rows, contributions(rows)).to_dict("records")
-    assert (first["contribution of"], first["tokens"], first["F1"]) == ("all roads: means", "100", "0.500")
-    assert second["gold turns shown"].startswith("+0.525 [") and second["F1"] == "0"
 
 
 def test_measuring_shows_that_turns_carry_a_memory_and_leaves_it_as_it_was(memories, data):
