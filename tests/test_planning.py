@@ -393,10 +393,10 @@ class TestRoutedAndMixed:
 
 
 class TestAdaptiveRAG:
-    @pytest.mark.parametrize(("level", "k", "rounds"), [("A", 0, 1), ("B", 10, 1), ("C", 10, 4)])
+    @pytest.mark.parametrize(("level", "k", "rounds"), [("A", 0, 1), ("B", 10, 1), ("C", 10, 3)])
     def test_levels(self, store, level, k, rounds):
         with replying(level={"level": level}) as s:
-            plan = AdaptiveRAG(model(s), rounds=4).plan(NOW, store)
+            plan = AdaptiveRAG(model(s)).plan(NOW, store)
         assert (plan.k, plan.max_rounds, plan.planner) == (k, rounds, f"adaptive_rag: level {level}")
         assert plan.answer_as == ("directly" if level == "A" else "")
         assert (plan.follow == "thought") == (level == "C")

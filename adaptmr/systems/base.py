@@ -154,11 +154,10 @@ class PlannedSystem(DisplayedSystem):
         *,
         llm: LLM | None = None,
         embedder: Any = "auto",
-        fit: Fit | None = None,
         reranker: Reranker | str | None = None,
     ) -> None:
         self.name, self.planner, self.llm, self.reranker = name, planner, llm, reranker
-        self._embedder, self._fit, self._first_conversation = embedder, fit, ""
+        self._embedder, self._first_conversation = embedder, ""
         self.store: MemoryStore = None  # type: ignore[assignment]  # made by reset()
         self.reset()
 
@@ -173,11 +172,8 @@ class PlannedSystem(DisplayedSystem):
 
     @property
     def fit(self) -> Fit:
-        """Return the fit in use: the given one, or the shipped one for the store's encoder.
-
-        Of the shipped fits, it is the one that was made without the first ingested conversation.
-        """
-        return self._fit or fit_for(self.store.embedder.name, self._first_conversation)
+        """Return the shipped fit for the store's encoder, made without the first ingested conversation."""
+        return fit_for(self.store.embedder.name, self._first_conversation)
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Store the turns of a conversation unchanged; no model is called."""
