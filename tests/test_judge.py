@@ -158,8 +158,8 @@ def consistent_model(verdict: bool) -> Any:
     )
 
 
-def model(server: Server, votes: int = 3, **kw: Any) -> LLMJudge:
-    return LLMJudge(LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, **kw), votes)
+def model(server: Server, **kw: Any) -> LLMJudge:
+    return LLMJudge(LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, **kw))
 
 
 def test_consistent_model_gives_three_equal_votes() -> None:
