@@ -87,13 +87,6 @@ def test_lessons_and_skills_hold_neither_the_answer_nor_other_names():
     assert not [n for n in names for m in learnt if n in repr(m)]
 
 
-def test_a_task_without_steps_is_remembered_and_teaches_nothing():
-    meta = MetaMemory()
-    task = meta.remember(Transcript(QUESTION), False, reason="RuntimeError: the player crashed")
-    assert task.reason.startswith("RuntimeError") and not meta.insights
-    assert meta.recall(QUESTION).failures == (task,)
-
-
 # -- the two judges are kept apart
 
 
@@ -138,14 +131,6 @@ def test_recent_successes_are_successes_only_the_latest_first():
     meta.remember(play(*FILMS[1]), True)
     assert [t.turn for t in meta.get_recent_successes(2)] == [3, 1]
     assert [t.turn for t in meta.get_recent_successes(1)] == [3] and meta.get_recent_successes(0) == ()
-
-
-def test_the_form_of_the_question_finds_and_not_its_names():
-    meta = MetaMemory()
-    same_name = Transcript("How tall is the lighthouse of Paper Moons?", (TeamStep("Search", "a", "b"),))
-    meta.remember(same_name, True)
-    meta.remember(play(), True)
-    assert meta.recall(QUESTION, k=1).successes[0].task == play().question
 
 
 def test_successes_and_failures_have_their_own_places():

@@ -566,15 +566,6 @@ def test_each_part_of_a_strategy_is_taken_out_alone():
     assert one.relevance_threshold == one.relevance_low == 0.5
 
 
-@pytest.mark.parametrize("name", PART_VARIANTS)
-def test_a_part_is_taken_out_of_its_own_strategy_only(store, name):
-    strategy, part = name.removeprefix("adaptmr, ").split(" ", 1)
-    for other, question in ROUTED.items():
-        full = planned("adaptmr", question, store)
-        expected = STRATEGY_PARTS[strategy][part](full) if other == strategy else full
-        assert planned(name, question, store) == expected
-
-
 def test_each_strategy_is_a_system_for_every_question(store):
     assert [name.removeprefix("strategy ") for name in STRATEGY_SYSTEMS] == list(STRATEGY_TYPES)
     assert sorted(t for types in STRATEGY_TYPES.values() for t in types) == sorted(QueryType)

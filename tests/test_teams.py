@@ -104,17 +104,6 @@ def test_an_action_that_is_repeated_in_vain_is_noted_and_another_one_is_done():
     assert done.action == SECOND
 
 
-@pytest.mark.parametrize(
-    ("setting", "loops"),
-    [({"private": False, "shared": False}, 0), ({"shared": False}, 1), ({}, 1)],
-    ids=["none", "private", "shared"],
-)
-def test_a_loop_of_two_actions_is_noticed_with_memory_only(setting, loops):
-    episode = play(FIRST, SECOND, FIRST, "Finish[Orlby]", **{"curator": False, **setting})
-    assert episode.counts["loops"] == loops
-    assert episode.counts["repeated_searches"] == (setting.get("shared") is False)
-
-
 PAGE = TeamStep("Search", "Velm Bridge", "Velm Bridge: It was designed by Edda Quill.")
 FOUND = TeamStep("Lookup", "designed", "(Result 1/1) It was designed by Edda Quill.")
 NO_MORE = TeamStep("Lookup", "designed", 'No more sentences of "Velm Bridge" with "designed".')

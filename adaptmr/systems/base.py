@@ -85,8 +85,7 @@ class Capabilities:
     - `state_version()`: a value that changes whenever anything changes that later retrievals depend on
       (memories, counters of visits); `retrieve` and `prepare` must not change it, `solve` may.
     - `solve(question)`: answer a question; a system that has it is a `Solver`, and `retrieve` isn't used.
-    - `scope`: when a solver is emptied: before each conversation ("task"), once before the first one of a run
-      ("run"), or never ("forever").
+    - `scope`: when a solver is emptied: before each conversation ("task"), or once before a run ("run").
     - `learn(question, scores)`: take in the scores, by name, of a solver's latest answer. It is told those of
       training questions only, and the question without its gold fields.
     - `llm`: the model that the system calls.
