@@ -44,7 +44,6 @@ SHOWN = {
     "interval": lambda: Interval(0.1, 0.0, 0.2, 9, 4, EVIL),
     "router": lambda: am.Router(name=EVIL),
     "router of failing strategies": lambda: am.Router(strategies={am.QueryType.multi_hop: evil}),
-    "planner": lambda: am.QARP(name=EVIL),
     "evidence": lambda: EVIDENCE,
     "hits": lambda: Hits([HIT]),
     "trace": lambda: EVIDENCE.trace,
@@ -107,7 +106,7 @@ def test_as_text_it_is_short_and_names_no_address(kind):
 
 def test_a_model_never_shows_its_key():
     llm = am.LLM("m", "http://me:hush@localhost:1/v1", "sk-secret")
-    shown = repr(llm) + llm._repr_html_() + am.QARP(llm)._repr_html_() + repr(am.QARP(llm))
+    shown = repr(llm) + llm._repr_html_() + repr(am.QARP(llm))
     assert "http://localhost:1/v1" in shown
     assert "sk-secret" not in shown and "hush" not in shown
 

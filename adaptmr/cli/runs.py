@@ -44,8 +44,8 @@ def runs() -> None:
     """Look at what was run, compare it, repeat it."""
 
 # %% auto #0
-__all__ = ['MEASURES', 'MARGIN', 'runs', 'list_runs', 'show_run', 'compare_runs', 'print_comparison', 'replay_runs', 'check_runs',
-           'print_report', 'refresh_runs', 'explore_runs', 'remove_run']
+__all__ = ['MEASURES', 'MARGIN', 'runs', 'list_runs', 'show_run', 'compare_systems', 'print_comparison', 'replay_runs',
+           'check_runs', 'print_report', 'refresh_runs', 'explore_runs', 'remove_run']
 
 # %% ../../nbs/cli/03_runs.ipynb #3063292c
 @runs.command("list", epilog=example("adaptmr runs list"))
@@ -120,7 +120,7 @@ _SHOWN = (
 )
 
 
-def compare_runs(
+def compare_systems(
     first: RecordedRun,
     second: RecordedRun,
     *,
@@ -169,11 +169,7 @@ def _differences_of_inputs(first: RecordedRun, second: RecordedRun) -> list[str]
     """List what keeps two runs from being compared: other data, another choice of questions, another `k`."""
     found = []
     if first.data.get("sha256") != second.data.get("sha256"):
-        labels = (
-            f"{r.data.get('label', 'unknown data')} (sha256 {str(r.data.get('sha256', ''))[:8]}…)"
-            for r in (first, second)
-        )
-        found.append(f"other data: {' and '.join(labels)}")
+        found.append(f"other data: {' and '.join(str(r.data.get('label')) for r in (first, second))}")
     for name in ("split", "limit", "k"):
         if first.params.get(name) != second.params.get(name):
             found.append(f"another {name}: {first.params.get(name)} and {second.params.get(name)}")
@@ -185,28 +181,21 @@ def _rows_of(run: RecordedRun, system: str) -> pd.DataFrame:
     if rows.empty:
         there = ", ".join(dict.fromkeys(run.rows["system"]))
         raise UsageError(f"{run.name} has no system {system!r}; there are {there}")
-    keyed = rows.set_index(["conversation", "question"])
-    if keyed.index.has_duplicates:
-        raise UsageError(f"{run.name} asked {system} a question twice, so its rows can't be paired")
-    return keyed
+    return rows.set_index(["conversation", "question"])
 
 
 def _pairs(first: RecordedRun, second: RecordedRun, system: str, against: str) -> list[tuple[str, str]]:
     """Return the systems to compare, each with the one it is compared with."""
-    if system or against:
-        pair = system or against, against or system
-        if first.folder == second.folder and pair[0] == pair[1]:
-            raise UsageError("one run compared with itself: name two systems, --system X --against Y")
-        return [pair]
-    if first.folder == second.folder:
-        raise UsageError("to compare within one run, name two systems: --system X --against Y")
     older, newer = (list(dict.fromkeys(run.rows["system"])) for run in (first, second))
-    if not (both := [name for name in newer if name in older]):
+    same = first.folder == second.folder
+    pairs = [(system or against, against or system)] if system or against else []
+    pairs = pairs or [(name, name) for name in newer if name in older and not same]
+    if not pairs or (same and pairs[0][0] == pairs[0][1]):
         raise UsageError(
-            f"{first.name} and {second.name} share no system: name one of each, --system X --against Y; "
-            f"they hold {', '.join(older)} and {', '.join(newer)}"
+            f"{first.name} and {second.name} share no system: name one of each, "
+            f"--system X --against Y; they hold {', '.join(older)} and {', '.join(newer)}"
         )
-    return [(name, name) for name in both]
+    return pairs
 
 
 def _tested(rows: pd.DataFrame, margin: float) -> list[dict[str, Any]]:
@@ -264,7 +253,7 @@ def print_comparison(
     if len(folders) > 2:
         raise UsageError(f"{len(folders)} runs: two can be compared at a time, or two systems of one")
     first, second = _open(folders[0]), _open(folders[-1])
-    table = compare_runs(first, second, system=system, against=against, measures=measures, margin=margin)
+    table = compare_systems(first, second, system=system, against=against, measures=measures, margin=margin)
     found = table.to_dict("records")
     if as_json:
         print_json({"first": first.name, "second": second.name, "margin": margin, "rows": found})

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
-from ..checks import kind_of
-
 # %% auto #0
 __all__ = ['REDACTED', 'PLACEHOLDERS', 'OPENAI_ENDPOINT', 'clean_api_key', 'Endpoint', 'parse_endpoint', 'secret_encodings',
            'SecretRedactor', 'environment_secrets', 'url_secrets', 'environment_address', 'environment_key',
@@ -65,8 +63,6 @@ def parse_endpoint(url: str | None, where: str) -> Endpoint | None:
     `where` names the parameter or the environment variable. Raises `ValueError`, which doesn't show the URL,
     for one that isn't `http://…` or `https://…`, or that holds a query, white space or control characters.
     """
-    if url is not None and not isinstance(url, str):
-        raise TypeError(f"{where} is {kind_of(url)}, not an address as a string, such as https://host/v1")
     bare = (url or "").strip().strip("\ufeff").strip()
     if not bare:
         return None

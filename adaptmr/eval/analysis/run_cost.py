@@ -16,7 +16,6 @@ import numpy as np
 
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
-from ..runner.evaluate import check_data
 from ..runner.run import journal_keys, row_key
 from ...llm.client import LLM, check_llm
 from ...markup import html_table
@@ -216,7 +215,6 @@ def estimate(
     systems = [systems] if isinstance(systems, str) else systems
     if unknown := [s for s in systems if s not in known_systems(None)]:
         raise ValueError(unknown_system(*unknown))
-    check_data(data)
     check_llm(llm)
     llm = llm if llm is not None else LLM()
     # offline runs say something about rules, others about a model

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...checks import kind_of
 from ...data.validation import validate
 from ...embed.encoders import EMBEDDERS
 from ..judges.accuracy import judge_answers, make_judge
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['check_data', 'evaluate']
+__all__ = ['evaluate']
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #fc167e34
 def _ask_retrieving(run: Run, given: str | System, conversation: Conversation) -> None:
@@ -100,8 +99,7 @@ def _solve(run: Run, given: str | System, scope: str, conversations: Sequence[Co
         run.forget(steps)
     run.spending.check()
     solver = setup.make(given, run.embedder(conversations[0]))
-    if scope != "forever":
-        solver.reset()
+    solver.reset()
     for conversation in conversations:
         run.record_ingest(name, conversation, store_conversation(solver, conversation))
         run.match_budget(solver, questions[conversation.id])
@@ -129,28 +127,11 @@ def _ask_unit(systems: Mapping[str, str | System], scopes: Mapping[str, str], ru
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #b1531492
 def _listed(systems: str | System | Iterable[str | System]) -> list[str | System]:
-    """Return the systems as a list. Raises `TypeError` for what can't be a list of systems."""
-    if isinstance(systems, Dataset | Conversation):
-        raise TypeError(f"systems is {kind_of(systems)}: they come first, evaluate(['unified'], data)")
-    if isinstance(systems, str) or not isinstance(systems, Iterable):
-        return [systems]
-    return list(systems)
-
-
-def check_data(data: Any) -> None:
-    """Raise `TypeError`, with the remedy, for something else in the place of a data set."""
-    if isinstance(data, Dataset):
-        return
-    remedy = "adaptmr.load('demo') loads one, and adaptmr.read_chat reads one from a file"
-    if isinstance(data, str):
-        remedy = f"load it: adaptmr.load({data!r})"
-    elif isinstance(data, Conversation):
-        remedy = "a data set has questions too: Dataset('mine', [conversation], [Question(…), …])"
-    raise TypeError(f"data is {kind_of(data)}, not a Dataset: {remedy}")
+    return list(systems) if isinstance(systems, Iterable) and not isinstance(systems, str) else [systems]
 
 
 def _check_arguments(systems: Sequence[str | System], data: Any, k: int, train: Collection[str]) -> list[str]:
-    """Return the systems' names. Raises `TypeError` and `ValueError` for arguments that can't be used."""
+    """Return the systems' names. Raises `ValueError` for arguments that can't be used."""
     names = [s if isinstance(s, str) else system_name(s) for s in systems]
     if not names:
         raise ValueError(f"no systems given; there are {list(known_systems())}")
@@ -160,7 +141,6 @@ def _check_arguments(systems: Sequence[str | System], data: Any, k: int, train: 
         raise ValueError(unknown_system(*unknown))
     if isinstance(k, bool) or not isinstance(k, int) or k < 0:
         raise ValueError(f"k={k!r} must be a whole number, 0 or more")
-    check_data(data)
     if absent := sorted(set(train) - {q.id for q in data.questions}):
         raise ValueError(f"train names {len(absent)} questions that the data lacks, such as {absent[0]!r}")
     return names
@@ -240,7 +220,7 @@ def evaluate(
     with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with
     `matches`, another's name, receives by `match({question: tokens})` what the other spent on retrieval.
 
-    Raises `TypeError` for arguments of the wrong kind, `DatasetError` for data with faults
+    Raises `DatasetError` for data with faults
     (`adaptmr.data.validation`), `ContractError` for a system that breaks the protocol
     (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for an unknown judge,
     for a system that matches another which isn't asked before it, for training questions that aren't there,
@@ -261,11 +241,6 @@ def evaluate(
     setup = Setup(data, llm, k, embedder, seed, budgets, frozenset(train), reads)
     declared = declared_capabilities(systems, llm, seed=seed, reranker=reads)
     scopes = {n: c.scope for n, c in declared.items() if c.solve is not None}
-    if journal is not None and (forever := [n for n, scope in scopes.items() if scope == "forever"]):
-        raise ValueError(
-            f"system {forever[0]!r} remembers from run to run (scope='forever'), so what it knows "
-            "decides its answers, and no journal could continue them: give none"
-        )
     log = Journal(journal, _identity(setup, systems) if journal is not None else {})
     keys = [row_key(name, question) for name in names for question in data.questions]
     run = Run(setup, log, keys, used, progress)
