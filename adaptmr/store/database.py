@@ -285,8 +285,8 @@ class Database:
         if self._file != _file_id(self._place):
             raise StoreMoved(
                 f"{self.path}: the file was moved, removed or replaced after it was opened; nothing was "
-                "changed. export_jsonl('rescued.jsonl') saves what this store still reads; then close it, and "
-                "open what is there now, or put the earlier file back"
+                "changed. export_jsonl('rescued.jsonl') saves what this store still reads; then close it, "
+                "and open what is there now, or put the earlier file back"
             )
 
     @property
