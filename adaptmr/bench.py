@@ -22,7 +22,6 @@ import numpy as np
 
 from .embed import embedder
 from .embed.minilm import minilm_files
-from .embed.names import supports_language
 from .retrieval.strategies import retrieve
 from .store.memory_store import MemoryStore
 from .text import detect_language
@@ -149,10 +148,10 @@ def waiting_goals(times: Mapping[str, np.ndarray]) -> list[Goal]:
     ]
 
 
-def english_part(data: Dataset, turns: int, name: str = "minilm") -> tuple[list[Memory], list[str]]:
-    """Return the first turns of a data set in a language that an embedder reads, and all such questions."""
-    spoken = (m for c in data for m in c.turns if supports_language(name, detect_language(m.text)))
-    asked = (q.text for q in data.questions if supports_language(name, detect_language(q.text)))
+def english_part(data: Dataset, turns: int) -> tuple[list[Memory], list[str]]:
+    """Return the first turns of a data set that are in English, and all such questions."""
+    spoken = (m for c in data for m in c.turns if detect_language(m.text) == "en")
+    asked = (q.text for q in data.questions if detect_language(q.text) == "en")
     return list(islice(spoken, turns)), list(dict.fromkeys(asked))
 
 # %% ../nbs/04_bench.ipynb #06bd0e0e

@@ -554,7 +554,7 @@ class Experiment(Sections):
         run_id = provenance.run_id(self.params, self.data.sha256, self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
-        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)
+        self.llm = LLM(self.params["model"], cache=self.inputs.calls, **limits)
         redact = self.params["redact"]
         self.run = run_folder.open_run(
             name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed

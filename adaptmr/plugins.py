@@ -328,15 +328,15 @@ def _checked(name: str, encode: Callable[..., Any]) -> _Encode:
     return encode_checked
 
 # %% ../nbs/03_plugins.ipynb #623afb98
-def register_embedder(name: str, description: str = "") -> Callable[[_T], _T]:
+def register_embedder(name: str) -> Callable[[_T], _T]:
     """Register an embedder: a function of texts, a class with `encode`, or what makes its object.
 
-    `description` defaults to the first line of its docstring. Raises `NameTaken` for a name that is taken,
+    Its description is the first line of its docstring. Raises `NameTaken` for a name that is taken,
     except by the same place in the code, or that could be a path, a precision or a model's id.
     """
 
     def register(thing: _T) -> _T:
-        EMBEDDERS.register(name, CodedEmbedder(name, thing), description or describe(thing), by=thing)
+        EMBEDDERS.register(name, CodedEmbedder(name, thing), describe(thing), by=thing)
         return thing
 
     return register

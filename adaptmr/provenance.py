@@ -92,13 +92,13 @@ def params_file(name: str) -> Path:
     return next((place for place in places if place.exists()), places[0])
 
 
-def slug(text: str, limit: int = 60) -> str:
-    """Turn text into a folder name of at most `limit` characters that is valid on any system.
+def slug(text: str) -> str:
+    """Turn text into a folder name of at most 60 characters that is valid on any system.
 
     It consists of lower-case letters, digits, `.`, `+`, `-` and `_`; it is "run" if nothing is left.
     """
     plain = re.sub(r"[^a-z0-9.+_-]+", "-", text.lower())
-    return re.sub(r"-{2,}", "-", plain)[:limit].strip("-.+_") or "run"
+    return re.sub(r"-{2,}", "-", plain)[:60].strip("-.+_") or "run"
 
 
 def clean_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def _word(name: str, value: Any) -> str:
     return value if isinstance(value, str) else name
 
 # %% ../nbs/01_provenance.ipynb #647125d4
-def code_sha256(package: str | Path | None = None) -> str:
+def code_sha256() -> str:
     """Hash the names and the texts of the package's `.py` files (sha256); line endings don't matter."""
-    root = Path(package) if package else _package()
+    root = _package()
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
         if path.name == "_modidx.py":

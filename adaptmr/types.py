@@ -362,11 +362,6 @@ class Conversation:
         whole = f"conversation {self.id!r}"
         return _pick(self.turns, key, whole, "turns", lambda m: (m.source, m.id))
 
-    def __contains__(self, turn: object) -> bool:
-        if isinstance(turn, str):
-            return any(turn in (m.source, m.id) for m in self.turns)
-        return turn in self.turns
-
     def __repr__(self) -> str:
         return f"Conversation({self.id!r}: {len(self.sessions)} sessions, {len(self)} turns)"
 
@@ -758,9 +753,6 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self.conversations)
-
-    def __contains__(self, conversation: object) -> bool:
-        return conversation in self.conversations or any(c.id == conversation for c in self.conversations)
 
     @overload
     def __getitem__(self, key: int | str) -> Conversation: ...

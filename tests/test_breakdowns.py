@@ -120,12 +120,6 @@ def test_the_unanswerable_count_and_a_gate_pays_for_them() -> None:
     assert means.loc["gated"].tolist() == [0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
 
 
-def test_a_part_of_the_file_has_only_the_counts_it_allows() -> None:
-    dev = protocol_table(rows(list(LOCOMO.splits["dev"])), 10)
-    assert len(dev.columns) == 3 and all(", dev (n=" in c for c in dev)
-    assert protocol_table(rows(TEN[:2]), 10).columns.empty
-
-
 def test_what_others_published_is_whole(tmp_path) -> None:  # type: ignore[no-untyped-def]
     values = [e["value"] for e in read_published()]
     assert values == sorted(values, reverse=True) and len(values) >= 5

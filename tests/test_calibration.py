@@ -6,12 +6,10 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from server import Server, answering, ok_json, status, waits_for
 
 from adaptmr.data.registry import load
 from adaptmr.eval.judges import calibration
@@ -23,19 +21,15 @@ from adaptmr.eval.judges.calibration import (
     alternative_gold_cases,
     calibrate,
     calibration_cases,
-    calibration_from_votes,
     corrected_accuracy,
-    effective_n,
     held_out_refusals,
-    share_interval,
 )
-from adaptmr.eval.judges.judge import LLMJudge, RuleJudge, Verdict
+from adaptmr.eval.judges.judge import RuleJudge, Verdict
 from adaptmr.eval.stats.intervals import Interval
-from adaptmr.llm import LLM, AuthError
 from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
 LINE = {"question_id": "k1", "category": 2, "question": "When did I buy the kayak?", "gold": "8 June 2024"}
-LINE |= {"answer": "9 June 2024", "kind": "specific_wrong", "gpt_4o_mini_votes": [False, True, True]}
+LINE |= {"answer": "9 June 2024", "kind": "specific_wrong"}
 
 
 def rate(p: float, n: int) -> Interval:
@@ -72,14 +66,14 @@ def make_case(prediction: str, kind: str, correct: bool = False) -> CalibrationC
 def test_calibration_cases_are_read_and_a_damaged_line_is_named(tmp_path: Path) -> None:
     path, vague = (
         tmp_path / "cases.jsonl",
-        {**LINE, "kind": "vague_wrong", "gold": 3, "gpt_4o_mini_votes": []},
+        {**LINE, "kind": "vague_wrong", "gold": 3},
     )
     path.write_text(f"{json.dumps(LINE)}\n\n{json.dumps(vague)}\n", encoding="utf-8")
     one, two = calibration_cases(path)
-    assert (one.kind, two.kind) == WRONG_KINDS and one.votes == (False, True, True) and not one.correct
+    assert (one.kind, two.kind) == WRONG_KINDS and not one.correct
     kayak = Question("k1", LINE["question"], ["8 June 2024"], QueryType.temporal_reasoning, "2")
     assert one.question == kayak and two.question.answers == ["3"]
-    changes = {"kind": "right"}, {"category": 9}, {"answer": 5}, {"gpt_4o_mini_votes": [1, 0]}
+    changes = {"kind": "right"}, {"category": 9}, {"answer": 5}
     for bad in ("{", "[1]", "null", "\0\0", *(json.dumps({**LINE, **change}) for change in changes)):
         path.write_text("\n".join((json.dumps(LINE), "", bad)), encoding="utf-8")
         with pytest.raises(ValueError, match=r"cases\.jsonl, line 3 is no calibration case"):
@@ -116,22 +110,6 @@ def test_rates_agree_with_hand_computed_ones() -> None:
     assert "&lt;b&gt;" in replace(found, judge="<b>")._repr_html_()
 
 
-def test_a_model_judges_several_answers_at_a_time() -> None:
-    def reply(body: dict[str, Any]) -> Any:
-        text = body["messages"][-1]["content"]
-        good = "good" in text.split("<answer>")[1].split("</answer>")[0]
-        return ok_json({"yes": good != text.endswith("wrong?")})
-
-    wrong = [make_case(f"{'good' if i < 3 else 'bad'} {i}", "specific_wrong") for i in range(12)]
-    with Server(waits_for(2, answering(reply))) as s:
-        judge = LLMJudge(LLM("m", base_url=s.url, concurrency=4))
-        found = calibrate(judge, wrong, [make_case("good one", "case", True)])
-        assert (found.false_accept_specific.mean, found.false_reject.mean) == (0.25, 0)
-        assert found.usage.calls == 39 == len(s.requests) and s.most_at_once > 1
-    with Server(status(401)) as s, pytest.raises(AuthError):
-        calibrate(LLMJudge(LLM("m", base_url=s.url)), wrong, [])
-
-
 class LengthJudge:
     """A judge that accepts answers of at most `10 * threshold` characters."""
 
@@ -154,16 +132,6 @@ def test_the_threshold_does_not_see_the_conversation_that_it_is_measured_on() ->
     assert refused == {"a": (0, 2), "b": (0, 2), "c": (5, 5)}
     strict = held_out_refusals(LengthJudge, (0.6, 0.3), [make_case("x" * 5, "vague_wrong")], right)
     assert strict["c"] == (5, 5), "0.6 accepts wrong ones"
-
-
-def test_shares_have_the_spread_of_conversations() -> None:
-    talks = [name for name in "abcd" for _ in range(50)]
-    apart = [name in "ab" for name in talks]  # two conversations all true, two all false
-    over, cases = share_interval(apart, talks), share_interval(apart, ["a"] * 200)
-    assert over.mean == cases.mean == 0.5 and over.high - over.low > 3 * (cases.high - cases.low)
-    assert effective_n(over) < 5 < 150 < effective_n(cases) <= 200
-    none = share_interval([False] * 200, talks)
-    assert none.high > 0.01 and effective_n(none) == 200, "0 of 200 still has a width"
 
 
 # -- corrected accuracies
@@ -280,10 +248,8 @@ def test_the_shipped_rates_are_those_of_rewordings_and_of_the_real_file(tmp_path
     if not path.exists():
         pytest.skip("judge_calibration.jsonl is not in a folder that ADAPTMR_DATA names")
     cases = calibration_cases(path)
-    theirs = calibration_from_votes(cases)
     assert len(cases) == 500 and known.false_accept_specific.n == known.false_accept_vague.n == 250
     assert known.false_accept_specific.high < 0.03 and known.false_accept_vague.high < 0.06
-    assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
     assert write_rates(tmp_path / "rates.json") == known
     shipped = Path(calibration.__file__).with_name("rates.json")
     assert (tmp_path / "rates.json").read_bytes() == shipped.read_bytes()

@@ -63,31 +63,7 @@ def test_the_first_question_is_left_out_of_times_only():
     assert set(slower["measure"]) == {"ms_both"}  # a name that comparisons of runs pass over
 
 
-def test_a_type_with_nothing_but_first_questions():
-    """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
-    from adaptmr.eval.report.run_folder import redaction_problems
-
-    frame = rows(9)
-    frame["type"] = ["preference" if q == "q2" else "multi_hop" for q in frame["question"]]
-    table = e.latency_table(frame)
-    row = table[(table["system"] == "rules") & (table["type"] == "preference")].iloc[0]
-    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["label"]) == []
-    only = e.overhead(frame[frame["question"] == "q2"], measures=e.TIME_MEASURES)
-    assert only["difference"].isna().all() and e.wide_table("system", only).loc["rules", "ms_both"] == "–"
-    assert e.spending_table(frame).set_index(["system", "type"])["tokens"]["rules", "preference"] == 510
-
-
 # --- tokens and money ---------------------------------------------------------------------------------------
-
-
-def test_spending_by_hand():
-    table = e.spending_table(rows(), by_type=False).set_index("system")
-    assert table["tokens"].to_dict() == {"unified": 500, "rules": 510, "planner": 900}
-    assert table["calls"].tolist() == [1, 1, 2]
-    assert table["usd per 1000"].tolist() == [1, 1, 2]
-    assert table["retrieval calls"].tolist() == [0, 0, 1]
-    assert table["context tokens"].tolist() == [319.5] * 3
-    assert (table["low"] == table["tokens"]).all()
 
 
 def test_an_unknown_cost_stays_unknown():
@@ -136,23 +112,6 @@ def test_overhead_is_paired():
         e.overhead(frame.iloc[1:])
 
 
-def test_accuracy_per_1000_by_hand():
-    frame = pd.DataFrame(
-        [{**r, "f1": 1.0 if r["question"] in ("q0", "q1") else 0.0} for r in rows(8).to_dict("records")]
-    )
-    table = e.accuracy_per_1000(frame).set_index("system")
-    assert table["per_1000"].round(9).to_dict() == {
-        "unified": 0.5,
-        "rules": round(0.25 / 0.51, 9),
-        "planner": round(0.25 / 0.9, 9),
-    }
-    assert (table["low"] <= table["per_1000"]).all()
-    assert (table["per_1000"] <= table["high"]).all()
-    assert table["low"].min() >= 0
-    free = e.accuracy_per_1000(frame.assign(prompt_tokens=0, completion_tokens=0, context_tokens=0))
-    assert free["per_1000"].isna().all()  # nothing to divide by: no number, not infinity
-
-
 # --- parts --------------------------------------------------------------------------------------------------
 
 
@@ -194,13 +153,6 @@ def test_calls_are_counted_as_they_were_made():
     strange = frame.assign(ways="somebody-else:model", calls=1)
     assert set(e.calls_by_component(strange)["part"]) == {"other"}
     assert set(e.calls_by_component(strange)["tasks"]) == {"somebody-else"}
-
-
-def test_tokens_by_place():
-    table = e.tokens_by_stage(rows()).set_index("system")
-    assert table.loc["planner", ["retrieval", "reader", "share of retrieval"]].tolist() == [300, 600, 0.3333]
-    assert table.loc["unified", "retrieval"] == 0
-    assert e.tokens_by_stage(rows(asked=False)).empty
 
 
 def test_part_costs():

@@ -64,12 +64,6 @@ def test_texts_are_held_once_and_rows_refer_to_them():
     assert second["rows"][0][1] is None and second["gold"] == [] and not second["answerable"]
 
 
-def test_the_steps_of_a_trace_are_shown():
-    shown = explorer_data(FRAME.assign(trace="search: 3 → 2\ngate: open"), DATA)
-    steps = shown["traces"][shown["questions"][0]["rows"][0][6]]
-    assert [shown["steps"][i] for i in steps] == ["search: 3 → 2", "gate: open"]
-
-
 def test_text_can_not_end_the_element_that_holds_it():
     shown = explorer_data(FRAME, DATA)
     section = explorer_html(shown)

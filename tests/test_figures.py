@@ -104,17 +104,6 @@ def test_the_palette_is_distinct_in_grey():
     assert np.diff(grey).min() > 10 and grey[-1] < 85  # and the lightest still shows on white
 
 
-def test_series_differ_without_colour():
-    assert len({(f.PALETTE[i % len(f.PALETTE)], f.HATCHES[i % len(f.HATCHES)]) for i in range(12)}) == 12
-    assert len(set(f.MARKERS)) == 12
-    data = pd.DataFrame(
-        [{"type": "t", "system": f"s{i}", "mean": 0.5, "low": 0.4, "high": 0.6} for i in range(12)]
-    )
-    ax = f.grouped_bars(data, "type").axes[0]
-    looks = {(c[0].get_facecolor(), c[0].get_hatch()) for c in ax.containers if hasattr(c, "patches")}
-    assert len(looks) == 12
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_pareto_front(points):
@@ -148,24 +137,3 @@ def test_text_that_the_font_lacks_is_an_error(tmp_path):
     for name in ("", "../x", "a/b", "é"):
         with pytest.raises(ValueError, match="figure name"):
             f.save_figure(FIGURES["lines"](), tmp_path, name)
-
-
-def test_no_bar_is_drawn_for_an_interval_that_is_missing():
-    from matplotlib.container import ErrorbarContainer
-
-    data = means().assign(low=math.nan, high=math.nan)
-    for fig in (
-        f.grouped_bars(data, "type"),
-        f.pareto_plot(data.query("type == 'multi_hop'"), "tokens"),
-        f.difference_plot(differences().assign(low=math.nan, high=math.nan)),
-    ):
-        ax = fig.axes[0]
-        assert not [
-            seg
-            for c in ax.containers
-            if isinstance(c, ErrorbarContainer)
-            for bars in c.lines[2]
-            for seg in bars.get_segments()
-        ]
-    assert [t.get_text() for t in ax.texts] == ["too few"] * 3
-    assert all("nan" not in t.get_text() for t in f.heatmap(data, "type", "system").axes[0].texts)

@@ -35,7 +35,7 @@ def test_values_are_copied_and_pickled():
 
 def test_a_data_set_is_read_like_a_list_of_conversations():
     assert len(DATA) == 2 and list(DATA) == [TALK, OTHER] and DATA[0] is DATA["c"] is TALK
-    assert DATA[-1] is OTHER and "c" in DATA and TALK in DATA and "d" not in DATA
+    assert DATA[-1] is OTHER
     part = DATA[1:]
     assert isinstance(part, am.Dataset) and list(part) == [OTHER] and part.questions == []
     assert part.label == "part of toy: 1 conversations, 0 questions" and DATA[:].complete
@@ -44,7 +44,6 @@ def test_a_data_set_is_read_like_a_list_of_conversations():
 
 def test_a_conversation_is_read_like_a_list_of_turns():
     assert len(TALK) == 3 and list(TALK) == TURNS and TALK[1] is TALK["S1:2"] is TALK["c/2"] is TURNS[1]
-    assert TURNS[0] in TALK and "S1:3" in TALK and "S1:4" not in TALK
     assert TALK[:2] == am.Conversation("c", ("Ann",), TURNS[:2])
 
 

@@ -222,4 +222,3 @@ def test_an_interim_answer_must_be_in_the_memories():
             assert answer_interim(ASKED, hits, model(s)) == carried
 
 
-# -- nonsensical replies -------------------------------------------------------------------------------

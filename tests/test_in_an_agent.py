@@ -7,14 +7,12 @@ import random
 import threading
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import adaptmr as am
 from adaptmr.llm.spending import count_tokens
-from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -173,36 +171,6 @@ def test_a_lost_name_opens_nothing() -> None:
             Filter(**{name: lost})
 
 
-# --- the past
-
-
-def test_an_update_leaves_the_old_text_to_the_time_before_a_correction_and_a_deletion_do_not() -> None:
-    store = MemoryStore(embedder="hash")
-    store.add("I live in Bergen, near the harbour.", user="ann", at="2024-05-01", id="a1", tags=["home"])
-    store.add("I live in Rome.", user="bob", at="2024-05-01", id="b1")
-    first = store.get("a1")
-    assert first is not None
-    second = replace(first, text="My flat is in Oslo.", at="2024-08-01", tags=("flat",))
-    store.update(second)
-    store.update(replace(second, text="My house is in Tromsø.", at="2024-11-01"))
-
-    def told(as_of: str | None, **where: Any) -> list[str]:
-        found = execute(WORDS, "Where do I live?", store, as_of=as_of, where=Filter(user="ann", **where))
-        return [h.memory.text for h in found.hits]
-
-    assert told("2024-04-30") == []
-    assert told("2024-06-01") == ["I live in Bergen, near the harbour."]
-    assert told("2024-09-01") == ["My flat is in Oslo."]
-    assert told("2024-12-01") == told(None) == ["My house is in Tromsø."]
-    assert told("2024-06-01", tags="home") and not told("2024-06-01", tags="flat"), "by its tags of then"
-    assert [m.text for m in store.history("a1")] == [first.text, second.text]
-    store.update(replace(store.get("b1"), text="I live in Roma."))  # a correction, which holds for the past
-    found = execute(WORDS, "live", store, as_of="2024-06-01", where=Filter(user="bob"))
-    assert [h.memory.text for h in found.hits] == ["I live in Roma."]
-    store.delete("b1")
-    assert not execute(WORDS, "live", store, as_of="2024-06-01", where=Filter(user="bob")).hits
-
-
 # --- the budget
 
 
@@ -219,9 +187,6 @@ def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() ->
             assert prompt.count("<memories>") == prompt.count("</memories>") == bool(prompt)
             lengths.append(count_tokens(prompt))
     assert lengths[-1] > 500 and lengths[0] == 0, "the budget is used"
-
-
-# --- what comes out
 
 
 # --- what comes in
@@ -243,19 +208,6 @@ def test_a_filter_without_a_condition_deletes_nothing() -> None:
             with pytest.raises(ValueError, match="where has no condition, so all 2 memories would be"):
                 store.delete(where=where, soft=soft)
     assert len(store) == 2
-
-
-def test_delete_by_filter_takes_these_and_no_others(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path / "m.db", embedder="hash")
-    store.add(said(random.Random(9), 30))
-    before = {m.id: m.owner for m in store.memories}
-    hers = [i for i, owner in before.items() if owner == "ann"]
-    assert store.delete(where=Filter(user="ann"), who="ann") == len(hers) > 5
-    assert {m.owner for m in store.memories} == {"bob"} and len(store) == len(before) - len(hers)
-    assert store.delete(where=Filter(user="ann")) == 0 and store.restore(hers[0])
-    assert store.delete(where=Filter(user="ann", status=None), soft=False) == len(hers)
-    assert all(store.get(i) is None for i in hers) and store.check() == []
-    store.close()
 
 
 # --- threads and tasks

@@ -138,34 +138,19 @@ def test_report_tables_show_too_few():
     shown = tables.gain_table(table)
     assert table["low"].isna().all()
     assert not shown.map(lambda c: "*" in c or "[" in c or "nan" in c).any(axis=None)
-    assert tables.gain_sentences(table, "f1") == [
-        "F1: too few questions that differ, or conversations, for an interval: good, same."
-    ]
+    assert tables.gain_sentences(table, "f1") == ["F1 against base: 6 differences not shown."]
     assert all(c.endswith(" – too few") for c in tables.main_table(one).to_numpy().ravel().tolist())
 
 
-def gained(*rows):
-    """Return a table of gains over "u" from rows of system, type, difference, low and high."""
-    columns = ["system", "type", "difference", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).assign(baseline="u", n=9)
-
-
-def test_gain_sentences_are_grouped():
-    kinds = ("multi_hop", "overall")
-    found = [(n, t, g, g - 0.02, g + 0.02) for n, g in (("a", 0.29), ("b", 0.35)) for t in kinds]
-    found += [("c", "multi_hop", -0.2, -0.3, -0.1), ("c", "overall", 0.01, -0.1, 0.1)]
-    table = gained(*found, ("d", "multi_hop", 0.3, 0.2, 0.4), ("d", "overall", 0.1, math.nan, math.nan))
+def test_gain_sentences_name_what_leaves_zero_out():
+    rows = [("a", "multi_hop", 0.29, 0.2, 0.4), ("a", "overall", 0.1, math.nan, math.nan)]
+    rows += [("c", "multi_hop", -0.2, -0.3, -0.1), ("c", "overall", 0.01, -0.1, 0.1)]
+    table = pd.DataFrame(rows, columns=["system", "type", "difference", "low", "high"]).assign(baseline="u")
     assert tables.gain_sentences(table, "recall_fraction") == [
-        "Recall: a, b find more than u on every kind (+0.29 to +0.35); d on multi-hop (+0.30).",
-        "Recall: c finds less than u on multi-hop (-0.20).",
-        "Recall: the other differences to u: 1 with an interval around zero, "
-        "1 with too few questions for an interval.",
+        "Recall against u: more by a (multi-hop +0.29); less by c (multi-hop -0.20); "
+        "2 other differences not shown."
     ]
-    flat = gained(("a", "overall", 0.0, -0.1, 0.1))
-    assert tables.gain_sentences(flat, "f1") == ["F1: the differences to u: 1 with an interval around zero."]
-    assert tables.gain_sentences(gained(), "f1") == [
-        "F1: too few questions that differ, or conversations, for an interval: no system."
-    ]
+    assert tables.gain_sentences(table[:0], "f1") == ["F1: nothing to compare."]
 
 
 def test_comparisons_are_stratified_by_language():

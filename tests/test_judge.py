@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, answering, ok, ok_json, status
 
@@ -22,8 +22,6 @@ from adaptmr.eval.judges.judge import (
 from adaptmr.eval.judges.rubric import (
     RUBRIC_CASE_KINDS,
     RubricJudge,
-    RubricVerdict,
-    calibrate_rubrics,
     judge_rubrics,
     rubric_cases,
     rubric_lines,
@@ -146,31 +144,6 @@ def test_abstaining_is_right_only_for_unanswerable_questions() -> None:
     assert not RuleJudge().judge(TOWN, "Bristol", True).correct
 
 
-def test_threshold_applies_to_token_f1() -> None:
-    asked = q("What did she bake?", "lemon cake")
-    assert RuleJudge().compare(asked, "lemon cake tin cover") == ("contains", pytest.approx(2 / 3))
-    assert RuleJudge().compare(asked, "lemon tart") == ("words", 0.5)
-    assert right(asked, "lemon tart", threshold=0.5) and not right(asked, "lemon tart", threshold=0.51)
-
-
-PIECES = (
-    "7 31 May 2023 0001 9999 December Friday before or to - : pm two hundred million 十 三 万 亿 年 月 日 周 "
-    "not n't 不 没 yes no , . ( ) ago since"
-).split()
-NUMBERS_AND_DATES = st.tuples(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(["", " "])).map(
-    lambda drawn: drawn[1].join(drawn[0])
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(NUMBERS_AND_DATES, NUMBERS_AND_DATES)
-def test_rules_accept_random_numbers_and_dates(gold: str, prediction: str) -> None:
-    for question_type in (QueryType.temporal_reasoning, QueryType.multi_hop):
-        RuleJudge().judge(q("How many days, and when?", gold, type=question_type), prediction, False)
-    if gold.strip():
-        assert right(q("What?", gold), gold) and right(q("What?", gold), f" {gold.upper()} ")
-
-
 # -- a model
 
 
@@ -185,8 +158,8 @@ def consistent_model(verdict: bool) -> Any:
     )
 
 
-def model(server: Server, votes: int = 3, **kw: Any) -> LLMJudge:
-    return LLMJudge(LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, **kw), votes)
+def model(server: Server, **kw: Any) -> LLMJudge:
+    return LLMJudge(LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, **kw))
 
 
 def test_consistent_model_gives_three_equal_votes() -> None:
@@ -284,12 +257,6 @@ def rubric_model(server: Server, **kw: Any) -> RubricJudge:
     return RubricJudge(LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, **kw))
 
 
-def all_full(body: dict[str, Any]) -> Any:
-    """Credit in full as many statements as the request names."""
-    n = int(body["messages"][-1]["content"].split("There are ")[1].split()[0])
-    return ok_json({"made": ["full"] * n})
-
-
 def test_statements_are_credited_by_their_words() -> None:
     for question, said, credits in (
         (SPRINT, "The sprint ends on 5 April, the review moves to Berlin, and Ada leads it.", (1, 1, 1)),
@@ -317,16 +284,6 @@ def test_abstaining_earns_a_rubric_only_where_nothing_was_said() -> None:
         assert rubric_model(s).judge(SPRINT, " \0", False).how == "empty" and s.requests == []
     with pytest.raises(ValueError, match="has no rubric"):
         RubricJudge().judge(TOWN, "Bristol", False)
-
-
-def test_one_request_holds_all_statements_of_a_rubric() -> None:
-    with Server(ok_json({"made": ["full", "part", "none"]})) as s:
-        verdict = rubric_model(s).judge(SPRINT, "On 5 April, and the review moves.", False)
-        assert verdict == RubricVerdict((1.0, 0.5, 0.0), verdict.usage, "model×1") and verdict.score == 0.5
-        assert verdict.usage.calls == 1 and verdict.usage.tokens == 15 and len(s.requests) == 1
-        user = s.requests[0]["messages"][-1]["content"]
-        assert "1. the sprint ends on 5 April\n2. the review moves to Berlin\n3. Ada leads it" in user
-        assert "LLM response should" not in user and "Reply with 3 words" in user
 
 
 def test_unusable_rubric_replies_are_asked_again_and_fall_back() -> None:
@@ -393,15 +350,3 @@ def test_constructed_answers_score_what_they_state() -> None:
     assert cases == rubric_cases(DATA) and len(rubric_cases(DATA, 1)) == 4
     with pytest.raises(ValueError, match="has no rubrics"):
         rubric_cases(replace(DATA, questions=[TOWN]))
-
-
-def test_rates_of_a_rubric_judge_are_mean_credits() -> None:
-    """A model that credits everything: 1 where a statement is made, and 1 where it isn't."""
-    with Server(answering(all_full)) as s:
-        rates = calibrate_rubrics(rubric_model(s), rubric_cases(DATA))
-    assert all(it.mean == 1.0 for it in rates.credit.values()) and rates.usage.calls == 7
-    assert rates.credit["half of the statements", False].n == 1
-    assert "Rubrics judged m" in rates.sentence() and "another question" in rates._repr_html_()
-    by_rule = calibrate_rubrics(RubricJudge(), rubric_cases(DATA)).credit
-    assert by_rule["half of the statements", True].mean == 1.0
-    assert by_rule["half of the statements", False].mean == 0.0

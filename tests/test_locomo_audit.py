@@ -107,16 +107,6 @@ def test_findings_about_something_else(put, tmp_path):
         parse_locomo_audited(put({"sample_id": "c1"}))
 
 
-def test_the_registry_says_what_is_missing(put, tmp_path, monkeypatch):
-    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path))
-    put(finding())
-    assert load("locomo_audited").label == "part of locomo_audited: 1 conversations, 3 questions"
-    assert load("locomo").questions[0].answers == ["20 euros"]
-    (tmp_path / AUDIT_FILES[0]).unlink()
-    with pytest.raises(DatasetUnavailable, match="findings"):
-        load("locomo_audited")
-
-
 def test_the_same_answers_on_both_keys(put):
     path = put(finding(), finding(i=1))
     published, audited = parse_locomo(path), parse_locomo_audited(path)
@@ -134,16 +124,6 @@ def test_the_same_answers_on_both_keys(put):
     row = table.loc[("lexical", ALL_CATEGORIES)]
     assert math.isclose(row["audited"] - row["published"], row["difference"], abs_tol=1e-9)
     assert row.filter(regex="low|high").isna().all(), "one conversation has no interval"
-
-
-def test_rows_that_were_not_audited_have_no_audited_score(put):
-    path = put(finding(), samples=("c1", "c2"))
-    again = rescore(
-        evaluate(["lexical"], parse_locomo(path), embedder="hash", progress=False), parse_locomo_audited(path)
-    )
-    assert again[AUDITED_F1].isna().tolist() == [False] * 3 + [True] * 3
-    assert audit_table(again)["n"].max() == 3
-    assert audit_table(again[again[AUDITED_F1].isna()]).empty
 
 
 def test_ceilings_by_hand():

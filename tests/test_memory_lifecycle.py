@@ -226,13 +226,11 @@ def test_an_erased_turn_leaves_no_trace(store: MemoryStore, tmp_path: Any) -> No
 
 def test_a_refused_act_changes_nothing(store: MemoryStore) -> None:
     before, events, life = shown(store), store.last_event, life_of(store)
-    strict = LayeredMemory(store, MemoryConfig(enable_soft_delete=False))
     for act, error, message in (
         (lambda: life.delete("turn", "t2", False), ValueError, "add confirm=True"),
         (lambda: life.delete("page", "t2"), ValueError, "'t2' is a turn, not a page"),
         (lambda: life.delete("turn", "t99"), KeyError, "no memory 't99'"),
         (lambda: life.change("t2", " "), ValueError, "the new text of 't2' is empty"),
-        (lambda: strict.delete("turn", "t2"), ValueError, "must say that it is final"),
     ):
         with pytest.raises(error, match=message):
             act()

@@ -89,14 +89,6 @@ def test_what_was_said_later_is_not_seen(store):
 # --- one ranking
 
 
-def test_the_documents_ranking_is_by_score_with_the_latest_turns_last(store):
-    evidence = recall(store, ASKED, CONFIG, roads=ROADS).evidence(100)
-    scores = [h.score for h in evidence.hits]
-    assert scores == sorted(scores, reverse=True)
-    assert [h.source for h in evidence.hits[-4:]] == ["t100", "t99", "t98", "t97"]
-    assert [h.memory.layer for h in evidence.hits[:-4]].count("") == 0
-
-
 def test_a_layer_has_a_place_only_for_what_turns_cannot_show():
     with layered_store(100, CONFIG) as store:
         found = recall(store, ASKED, CONFIG).evidence(10)

@@ -1,8 +1,7 @@
-"""The memory across tasks: what it keeps of a task, learns from it, gives to a team, forgets and stores."""
+"""The memory across tasks: what it keeps of a task, learns from it, gives to a team and stores."""
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from adaptmr.memory.team.meta import (
     FIRST_SCORE,
     MAX_ABOUT,
     REVISE,
-    Experience,
     Insight,
     MetaConfig,
     MetaMemory,
@@ -89,13 +87,6 @@ def test_lessons_and_skills_hold_neither_the_answer_nor_other_names():
     assert not [n for n in names for m in learnt if n in repr(m)]
 
 
-def test_a_task_without_steps_is_remembered_and_teaches_nothing():
-    meta = MetaMemory()
-    task = meta.remember(Transcript(QUESTION), False, reason="RuntimeError: the player crashed")
-    assert task.reason.startswith("RuntimeError") and not meta.insights
-    assert meta.recall(QUESTION).failures == (task,)
-
-
 # -- the two judges are kept apart
 
 
@@ -108,10 +99,6 @@ def test_counts_of_verifier_and_reward_are_never_added():
     rule = {i.rule for i in meta.insights}
     assert len(rule) == 1, "and shown once, as the reward judged it"
     assert [(i.rule, i.by) for i in meta.recall(QUESTION).insights] == [(*rule, "reward")]
-    for by in ("verifier", "reward"):
-        found = meta.recall(QUESTION, by=by)
-        assert {r.by for r in (*found.successes, *found.insights)} == {by}
-        assert [t.by for t in meta.get_recent_successes(5, by=by)] == [by]
     skills = [read_record(m, Skill) for m in meta.store.memories if m.layer == "meta/skill"]
     assert {(s.by, s.form, s.uses) for s in skills} == {(by, "<name>", 1) for by in ("verifier", "reward")}
 
@@ -144,14 +131,6 @@ def test_recent_successes_are_successes_only_the_latest_first():
     meta.remember(play(*FILMS[1]), True)
     assert [t.turn for t in meta.get_recent_successes(2)] == [3, 1]
     assert [t.turn for t in meta.get_recent_successes(1)] == [3] and meta.get_recent_successes(0) == ()
-
-
-def test_the_form_of_the_question_finds_and_not_its_names():
-    meta = MetaMemory()
-    same_name = Transcript("How tall is the lighthouse of Paper Moons?", (TeamStep("Search", "a", "b"),))
-    meta.remember(same_name, True)
-    meta.remember(play(), True)
-    assert meta.recall(QUESTION, k=1).successes[0].task == play().question
 
 
 def test_successes_and_failures_have_their_own_places():
@@ -191,15 +170,6 @@ def test_points_of_an_insight():
     assert len(rule.about) == MAX_ABOUT and rule.about[-1] == f"task {2 * MAX_ABOUT - 1}"
 
 
-def test_a_point_less_and_an_insight_is_gone():
-    meta = MetaMemory()
-    rule = meta.add("Search first.")
-    assert meta.remove(rule.id).score == FIRST_SCORE - 1 and meta.remove(rule.id) is None
-    assert meta.insights == () == MetaMemory(meta.store).insights, "gone from the store too"
-    with pytest.raises(KeyError):
-        meta.remove(rule.id)
-
-
 def test_a_model_chooses_the_operations():
     operations = [
         {"kind": "edit", "number": 1, "rule": "Search for the film, then for its director."},
@@ -233,36 +203,6 @@ def test_operations_that_cannot_be_are_refused(operation, problem):
     assert problem in REVISE.validate({"operations": [operation]}, inputs)
 
 
-# -- forgetting
-
-
-def test_failures_are_not_forgotten_first():
-    """In the document a failure has the confidence 0 and is evicted first."""
-    meta = MetaMemory()
-    meta.remember(play(), True)
-    failure = meta.remember(play(*FILMS[0], lost=True), False)
-    gone = meta.forget(1)
-    assert failure.id not in gone and len(meta) == 1, "the older one goes, which succeeded"
-    success = Trajectory(id="a", task="Who?", succeeded=True)
-    assert success.worth(9) == replace(success, succeeded=False).worth(9)
-
-
-def test_what_helped_stays():
-    meta = MetaMemory()
-    old = meta.remember(play(), True)
-    unused = meta.remember(play(*FILMS[0]), True)
-    meta.remember(play(*FILMS[1]), True, shown=Experience(successes=(old,)))
-    assert meta.forget(2)[0] == unused.id and old.id in {t.id for t in meta.tasks}
-    assert {t.id: (t.uses, t.successes, t.since) for t in meta.tasks}[old.id] == (1, 1, 3)
-
-
-def test_worth_by_hand():
-    """In MemoryBank's program a strong memory is forgotten faster than a weak one."""
-    helped, useless = Skill(form="a", since=6, uses=2, successes=2), Skill(form="b", since=10, uses=8)
-    assert helped.worth(12) == pytest.approx(math.exp(-6 / 15)) and helped.worth(0) == 1
-    assert useless.worth(12) == pytest.approx(math.exp(-2 / 5) * 0.2)
-
-
 def test_skills_are_counted_by_success():
     film = TeamStep("Search", "Harbour Lights", "Harbour Lights is a film.")
     again, nothing = replace(film, argument="the Harbour Lights"), TeamStep("Search", "spouse", "Not found.")
@@ -275,16 +215,6 @@ def test_skills_are_counted_by_success():
     counts = {form: (s.uses, s.successes) for form, s in known.items()}
     assert counts == {"<film>": (2, 2), "spouse": (2, 0)}, "a repeat counts once"
     assert best_skills(known.values(), 5) == [known["<film>"]]
-
-
-def test_what_is_forgotten_is_found_by_nothing():
-    meta = MetaMemory()
-    for film in FILMS:
-        meta.remember(play(*film), True)
-    meta.forget(0)
-    assert len(meta) == 0 and meta.recall(QUESTION) == Experience() and len(MetaMemory(meta.store)) == 0
-    again = meta.remember(play(), True)
-    assert again.turn == 3, "the clock goes on"
 
 
 # -- the store

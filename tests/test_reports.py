@@ -7,7 +7,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, NO_BROWSER, WIDTHS, open_page
+from browser import CHROMIUM, NO_BROWSER, open_page
 from committed import NoCheckout, committed_runs
 
 from adaptmr.eval.report.html import refresh_index, render_page, show_frame
@@ -58,26 +58,6 @@ def test_a_report_is_written_for_people_and_small(path):
     assert len(page.encode()) < MAX_BYTES
 
 
-@pytest.mark.parametrize(
-    ("page", "problem"),
-    [
-        ("<pre>'7 sizes'</pre>", "a repr"),
-        ("<pre>&lt;adaptmr.X at 0x7f12&gt;</pre>", "a repr"),
-        ("<pre>Experiment(exp1)</pre>", "a repr"),
-        ('<table border="1" class="dataframe"><tr><td>1</td></tr></table>', "a raw data frame"),
-        ("<table><thead><tr><th>a</th></tr></thead></table>", "an empty table"),
-        ("<table><tr><td>half a sen…</td></tr></table>", "a cut cell"),
-        ("<table><tr><td>nan</td></tr></table>", "a cell that reads nan"),
-    ],
-)
-def test_what_was_meant_for_a_program_is_found(page, problem):
-    assert [p.startswith(problem) for p in text_problems(page)] == [True]
-
-
-def test_sentences_and_full_tables_are_fine():
-    assert text_problems("<pre>880 answers: 22 systems</pre><table><tr><td>0.5</td></tr></table>") == []
-
-
 @pytest.mark.slow
 @in_a_browser
 @each_report
@@ -104,14 +84,6 @@ def _page(body: str) -> str:
     script = HtmlOutput(read_template("page.js"))
     shown = {"experiment": "", "measured": [], "redacted": False, "facts": {}, "headings": [], "title": "t"}
     return render_page("report.html.j2", body=HtmlOutput(body), explorer="", script=script, **shown)
-
-
-@pytest.mark.slow
-@in_a_browser
-def test_the_browser_sees_what_is_wrong(tmp_path):
-    wide = open_page(_page("<div style='width:3000px'>x</div><script>missing()</script>"), tmp_path)
-    for width in WIDTHS:
-        assert "missing is not defined" in wide[width]["errors"][0] and len(wide[width]["wide"]) >= 2
 
 
 @pytest.mark.slow

@@ -116,30 +116,6 @@ def test_same_bytes_whatever_the_order(tmp_path):
     assert plt.get_fignums() == []
 
 
-def test_tables_and_figures_have_captions(tmp_path):
-    run = run_folder.open_run("exp1", {}, THEIRS, tmp_path)
-    titled = figures.grouped_bars(means(), "type", title="F1 by type")
-    run.show_figure(titled, "captioned", "Our 50 % of it; κ → “x”")
-    run.show_figure(figures.grouped_bars(means(), "type", xlabel="type", ylabel="F1"), "plain")
-    run.show_figure(figures.grouped_bars(means(), "type"), "bare")
-    texts = {p.stem: p.read_text(encoding="utf-8") for p in (run.path / "figures").glob("*.txt")}
-    wanted = {"captioned": "Our 50 % of it; κ → “x”", "plain": "F1 by type"}
-    wanted["bare"] = "bare"
-    assert texts == {name: f"{text} · {LABEL}\n" for name, text in wanted.items()}
-    said, want = "κ of 50 % & “two” → one_2", r"$\kappa$ of 50 \% \& ``two'' $\rightarrow$ one\_2"
-    for caption, tex_caption in ((said, want), ("", LABEL)):
-        run.write_table(means()[["system", "mean"]], "t", caption)
-        shown = f"{caption} · {LABEL}\n" if caption else f"{LABEL}\n"
-        assert (run.path / "tables" / "t.txt").read_text(encoding="utf-8") == shown
-        tex = (run.path / "tables" / "t.tex").read_text(encoding="utf-8")
-        assert rf"\caption{{{tex_caption}" in tex and tex.count("{") == tex.count("}")
-        assert tex.startswith(r"% needs \usepackage{booktabs}")
-    without_data = run_folder.open_run("exp2", {}, None, tmp_path)
-    without_data.write_table(means()[["mean"]], "t")
-    assert (without_data.path / "tables" / "t.txt").read_text() == "t\n"
-    assert run_folder.open_run("exp1", {}, THEIRS, tmp_path).files() == []  # a second run begins with nothing
-
-
 def test_results_hold_the_scores_and_timings_the_clock(tmp_path):
     run = run_folder.open_run("exp1", {}, OURS, tmp_path)
     shown = run.write_results(results())
@@ -152,29 +128,6 @@ def test_results_hold_the_scores_and_timings_the_clock(tmp_path):
     assert back["recall_any"].dtype == bool and back["n_hits"].dtype == "int64"
     assert sorted(back["f1"].round(9)) == sorted(results()["f1"].round(9))
     assert [len(v) for v in back["sources"][:3]] == [0, 1, 2]
-
-
-def test_column_types_survive(tmp_path):
-    run = run_folder.open_run("exp1", {}, OURS, tmp_path)
-    columns = (
-        ["/a/b", None, "我\x00\ud800"],  # a path in somebody's words stays
-        [1, None, 2],
-        [1.5, math.nan, None],
-        [True, None, False],
-        [[], [1], None],
-        [{"b": 1, "a": [2]}, None, {}],
-        [None, None, None],
-        [["x"], [], ["y", "z"]],
-        [10**12, 0, -1],
-    )
-    for values in columns:
-        frame = pd.DataFrame({"question": ["a", "b", "c"], "x": pd.Series(values, dtype=object)})
-        run.write_results(frame)
-        first = (run.path / "results.parquet").read_bytes()
-        back = pd.read_parquet(run.path / "results.parquet")["x"].tolist()
-        assert len(back) == 3 and (values[0] != "/a/b" or back[0] == "/a/b")
-        run.write_results(frame)
-        assert (run.path / "results.parquet").read_bytes() == first
 
 
 def test_tables_are_formatted_escaped_and_labelled(tmp_path):
@@ -243,13 +196,6 @@ def test_other_results_under_one_name_are_kept_and_the_same_ones_are_not(tmp_pat
     assert again._repr_mimebundle_()[run_folder.RUN_MIME_TYPE]["run_id"] == second
     with pytest.warns(RunNotice, match="OTHER RESULTS"):
         assert a_run(tmp_path, 0.7).path.name == f"{first.run_id}-3"
-
-
-def test_times_that_are_measured_again_are_another_run(tmp_path):
-    first = a_run(tmp_path, timed=True)
-    with pytest.warns(RunNotice, match=f"was measured on 20.*this one is {first.run_id}-2") as notices:
-        again = a_run(tmp_path, timed=True)
-    assert again.path.name == f"{first.run_id}-2" and not any("OTHER" in str(w.message) for w in notices)
 
 
 def test_nothing_is_added_to_a_finished_run(tmp_path):
@@ -522,26 +468,6 @@ def test_index_lists_every_run_in_order(tmp_path):
         with pytest.warns(RunNotice, match=r"exp3/half is left out.*half/manifest\.json"):
             html.refresh_index(tmp_path)
         assert (tmp_path / "index.csv").read_bytes() == first
-
-
-def test_the_run_of_a_notebook(tmp_path):
-    run = run_folder.open_run("exp1", {"k": 1}, OURS, tmp_path)
-    bundle = run._repr_mimebundle_()
-    assert str(tmp_path) not in json.dumps(bundle)
-    notebook(tmp_path / "nb", new_output("execute_result", data=bundle))
-    assert run_folder.find_run(tmp_path / "nb" / "notebook.ipynb") == ("exp1", run.run_id)
-    notebook(tmp_path / "nb")
-    assert run_folder.find_run(tmp_path / "nb" / "notebook.ipynb") is None
-
-
-def test_numbers():
-    values = {0: "0", -3: "-3", 0.5: "0.500", 1e-9: "1e-09", -1e-9: "-1e-09", math.inf: "inf", None: ""}
-    values |= {"x": "x", 1234567: "1234567", 2.0: "2.000", np.float64(1 / 3): "0.333"}
-    assert {v: html.format_number(v) for v in values} == values
-    others = [html.format_number(v) for v in (math.nan, True, np.bool_(False), np.int64(7), 1)]
-    assert others == ["", "yes", "no", "7", "1"]
-    assert all(map(html.is_number, ("0.71 [0.65, 0.77]", 3, "", "12 %", "<0.001")))
-    assert not any(map(html.is_number, ("3 cats", "nan nan", "一")))
 
 
 # --- comparing ------------------------------------------------------------------------------------------

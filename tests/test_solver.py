@@ -44,7 +44,7 @@ ASKED = [
     for i, text in enumerate((f"Where does Ann of {id} live?", f"And in {id} now?"))
 ]
 DATA = Dataset("toy", TALKS, ASKED, sha256="toy", ours=True)
-SCOPES = ("task", "run", "forever")
+SCOPES = ("task", "run")
 
 
 class Learner:
@@ -130,13 +130,6 @@ def test_a_solver_of_a_run_is_emptied_once_and_remembers_all_questions_before() 
     assert known(frame) == [2, 3, 5, 6, 8, 9] and solver.events.count(("reset",)) == 1
     assert solver.events[0] == ("reset",)
     assert frame.prediction.iloc[-1] == " | ".join(solver.memory), "what it learnt stays, to be looked at"
-
-
-def test_a_solver_forever_is_never_emptied() -> None:
-    solver = Learner("forever", known=("from before",))
-    assert known(run([solver])) == [3, 4, 6, 7, 9, 10]
-    assert ("reset",) not in solver.events
-    assert known(run([solver])) == [12, 13, 15, 16, 18, 19], "the next run begins with what it knows"
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -241,12 +234,6 @@ def test_interrupted_it_is_asked_again_from_the_first_question_of_its_scope(
     assert not again.events, "a finished run is read from its journal"
 
 
-def test_no_journal_continues_a_solver_that_remembers_from_run_to_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'learner' remembers from run to run"):
-        run([Learner("forever")], journal=tmp_path / "j")
-    assert not (tmp_path / "j").exists()
-
-
 # --- the contract
 
 GOOD = Solution(Answer("Oslo"), Evidence([Hit(TALKS[0].turns[0], 1.0)]), Transcript("Where?"), {"turns": 1})
@@ -295,7 +282,7 @@ def test_a_solver_that_returns_something_else_is_named_with_the_question(solutio
 @pytest.mark.parametrize(
     "members, said",
     [
-        ({"scope": "week"}, "scope='week' must be one of task, run, forever"),
+        ({"scope": "week"}, "scope='week' must be one of task, run"),
         ({"oracle": True, "name": "oracle_theirs"}, "a solver gets no gold fields"),
         ({"solve": None, "retrieve": print, "scope": "run"}, "scope and learn are for a solver"),
         ({"solve": None}, r"it lacks retrieve\(\)"),

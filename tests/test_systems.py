@@ -163,13 +163,6 @@ class TestEverySystem:
         system.reset()
 
 
-def test_names():
-    assert list(known_systems()) == NAMES and all(known_systems().values()) and "adaptmr" in NAMES
-    for bad in ("nonsense", "", "Unified"):
-        with pytest.raises(ValueError, match=rf"unknown system '{bad}'.* random, .* adaptmr, "):
-            make_system(bad)
-
-
 # --- whose weights
 
 
@@ -336,21 +329,3 @@ def test_unified_without_dates_finds_the_same_and_shows_no_time():
     for dated, bare in zip(found["unified"], found["unified_as_documented"]):
         assert all(h.memory.dated for h in dated.hits) and not any(h.memory.dated for h in bare.hits)
         assert bare.context == "\n".join(h.memory.text_with_speaker for h in bare.hits) != dated.context
-
-
-def test_the_bare_form_works_out_no_relevance(monkeypatch):
-    from adaptmr.retrieval import candidates, gate, search
-
-    def forbidden(*args, **more):
-        raise AssertionError("unified_bare worked out more than the nearest vectors")
-
-    for module, name in ((gate, "relevance"), (search, "score_candidates")):
-        monkeypatch.setattr(module, name, forbidden)
-    monkeypatch.setattr(candidates.Candidates, "cosine", forbidden)
-    talk = am.load("demo", split="en1").conversations[0]
-    bare, usual = (am.make_system(name, embedder="hash") for name in ("unified_bare", "unified"))
-    for system in (bare, usual):
-        system.ingest(talk)
-    assert len(bare.retrieve("Where do I live?", 5)) == 5
-    with pytest.raises(AssertionError, match="nearest vectors"):
-        usual.retrieve("Where do I live?", 5)

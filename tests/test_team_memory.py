@@ -181,42 +181,6 @@ def test_the_relevance_of_evidence_is_computed():
     assert solver.board.all(EvidencePiece) == [near, newest], "the least relevant goes, not the oldest"
 
 
-def test_the_success_of_a_record_is_its_own_and_not_a_peers():
-    team = TeamMemory(QUESTION, hashing())
-    team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro"))
-    team.write("solver", "Who keeps Sula?", "Search[Sula]", "…")
-    for turn in range(9):
-        team.private["verifier"].rate_peer("solver", False, "decision", turn)
-    hits = team.recall("solver", "Who keeps it?").evidence[Hop].hits
-    assert {h.memory.text: h.signals["priority"] for h in hits} == {
-        "Who keeps it? → Ilse Maro": 1.0,
-        "Who keeps Sula?": 0.0,
-    }
-
-
-def test_the_rate_of_a_peer_weighs_all_that_happened():
-    solver = private_memory()
-    assert solver.peer("retriever").success == 0.5
-    for helped in [True] * 12 + [False] * 2:
-        solver.rate_peer("retriever", helped, "suggestion" if helped else "answer")
-    peer = solver.peer("retriever")
-    assert peer.success == 13 / 16, "a moving average of rate .3 would be below one half"
-    assert peer.helped_with == ("suggestion",) and len(solver.board.all(PeerProfile)) == 1
-
-
-def test_the_next_action_comes_from_what_was_read():
-    team = TeamMemory(QUESTION, hashing())
-    assert not team.private["solver"].pending(), "nothing was read yet"
-    team.write(
-        "solver", "Who?", "Search[Brann]", "…", Extraction("I", next_queries=("Maro birthplace", "Maro age"))
-    )
-    assert [i.description for i in team.private["solver"].pending()] == ["Maro birthplace", "Maro age"]
-    team.write("solver", "Where born?", "Search[birthplace of Maro]", "…", Extraction("Tromsø"))
-    assert team.private["solver"].pending()[0].description == "Maro age", "what was answered is done"
-    team.write("solver", "How old?", "Search[Maro age]", "Invalid.", Extraction("9"), valid=False)
-    assert team.private["solver"].pending()[0].description == "Maro age", "a failed step does nothing"
-
-
 # --- one memory per team
 
 

@@ -104,17 +104,6 @@ def test_an_action_that_is_repeated_in_vain_is_noted_and_another_one_is_done():
     assert done.action == SECOND
 
 
-@pytest.mark.parametrize(
-    ("setting", "loops"),
-    [({"private": False, "shared": False}, 0), ({"shared": False}, 1), ({}, 1)],
-    ids=["none", "private", "shared"],
-)
-def test_a_loop_of_two_actions_is_noticed_with_memory_only(setting, loops):
-    episode = play(FIRST, SECOND, FIRST, "Finish[Orlby]", **{"curator": False, **setting})
-    assert episode.counts["loops"] == loops
-    assert episode.counts["repeated_searches"] == (setting.get("shared") is False)
-
-
 PAGE = TeamStep("Search", "Velm Bridge", "Velm Bridge: It was designed by Edda Quill.")
 FOUND = TeamStep("Lookup", "designed", "(Result 1/1) It was designed by Edda Quill.")
 NO_MORE = TeamStep("Lookup", "designed", 'No more sentences of "Velm Bridge" with "designed".')
@@ -225,12 +214,11 @@ HEADINGS = {
         "Shared Memory",
         "Private Memory",
         "=====",
-        "## Successful",
         "## Your Past",
         "## Insights",
         "## Your Turn",
     ),
-    "zh": ("共享记忆", "私有记忆", "=====", "## 成功示例", "## 你过去的成功", "## 经验", "## 轮到你了"),
+    "zh": ("共享记忆", "私有记忆", "=====", "## 你过去的成功", "## 经验", "## 轮到你了"),
 }
 
 
@@ -250,9 +238,9 @@ def test_the_parts_have_the_order_of_the_document(language, question):
     )
     prompt = prompt_of(view, PromptStyle(), language=language)
     system, user = (m["content"] for m in prompt.messages)
-    assert system == system_prompt(ROLES["solver"], language)
+    assert system.startswith(system_prompt(ROLES["solver"], language)) and system.endswith(prompt.examples)
     at = [user.index(heading) for heading in HEADINGS[language]]
-    assert at == sorted(at), "shared, private, line, examples, past, insights, task"
+    assert at == sorted(at), "shared, private, line, past, insights, task"
     end = user[at[-1] :]
     order = [end.index(part) for part in (question, str(PAGE), PAGE.observation, "Search[Edda Quill]")]
     assert order == sorted(order)
@@ -266,15 +254,14 @@ def test_the_parts_have_the_order_of_the_document(language, question):
     blocks=st.tuples(st.text(max_size=1_500), st.text(max_size=1_500)),
     tokens=st.integers(900),
     role=st.sampled_from(sorted(ROLES)),
-    fixed_first=st.booleans(),
     steps=st.integers(0, 4),
 )
-def test_no_prompt_passes_its_budget(observation, question, blocks, tokens, role, fixed_first, steps):
+def test_no_prompt_passes_its_budget(observation, question, blocks, tokens, role, steps):
     last = TeamStep("Search", "x", observation)
     view = PlayerView(
         question, 2, 2, last=last, suggestion=Action("Search", "y"), proposal="z", experience=EXPERIENCE
     )
-    style = PromptStyle(tokens=tokens, fixed_first=fixed_first)
+    style = PromptStyle(tokens=tokens)
     prompt = player_prompt(
         ROLES[role], view, shared=blocks[0], private=blocks[1], steps=[last] * steps, style=style
     )

@@ -178,12 +178,10 @@ class PromptStyle:
 
     - `tokens`: of the whole prompt at most, as estimated.
     - `examples`: how many examples there are, 0 to 2.
-    - `fixed_first`: the examples stand in the system message, so that it is all that never changes.
     """
 
     tokens: int = 1_600
     examples: int = 2
-    fixed_first: bool = False
 
 # %% ../../nbs/agents/01_prompts.ipynb #fd8af0be
 _WORDS: dict[str, dict[str, str]] = {
@@ -270,24 +268,22 @@ class PlayerPrompt:
     past: str = ""
     insights: str = ""
     task: str = ""
-    fixed_first: bool = False
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
-        """The prompt as chat messages: system and user."""
-        first = (self.role, self.examples) if self.fixed_first else (self.role,)
+        """The prompt as chat messages: system, with all that never changes, and user."""
         memory = [block for block in (self.shared, self.private) if block]
-        rest = ("" if self.fixed_first else self.examples, self.past, self.insights, self.task)
-        user = [*memory, *([_SEPARATOR] if memory else []), *filter(None, rest)]
+        rest = filter(None, (self.past, self.insights, self.task))
+        user = [*memory, *([_SEPARATOR] if memory else []), *rest]
         return (
-            {"role": "system", "content": "\n\n".join(filter(None, first))},
+            {"role": "system", "content": "\n\n".join(filter(None, (self.role, self.examples)))},
             {"role": "user", "content": "\n\n".join(user)},
         )
 
     @property
     def shown(self) -> dict[str, int]:
         """The estimated tokens of each part, by its name."""
-        return {f.name: count_tokens(getattr(self, f.name)) for f in fields(self) if f.name != "fixed_first"}
+        return {f.name: count_tokens(getattr(self, f.name)) for f in fields(self)}
 
     @property
     def tokens(self) -> int:
@@ -321,7 +317,6 @@ def player_prompt(
         role=system_prompt(role, language),
         shared=shared,
         private=private,
-        fixed_first=style.fixed_first,
     )
     base = _fit_task(base, lambda kept: _task_lines(role, view, words, kept), steps, style.tokens)
     asked = words["question"].format
@@ -331,8 +326,8 @@ def player_prompt(
     past = [
         cut_text(" → ".join((asked(t.task), *t.steps)), _PAST_CHARS) for t in view.experience.successes
     ]
-    optional = (("insights", _insight_lines(view.experience, words)), ("past", past), ("examples", examples))
-    for part, entries in reversed(optional) if style.fixed_first else optional:
+    optional = (("examples", examples), ("past", past), ("insights", _insight_lines(view.experience, words)))
+    for part, entries in optional:
         base = _fill(base, part, words[part], entries, style.tokens)
     return base
 

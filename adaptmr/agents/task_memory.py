@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..memory.team.curator import entity_key
 from adaptmr.memory.team.records import (
@@ -133,7 +132,6 @@ class TaskMemory:
 
     - `members`: the roles of the players.
     - `read(question, step)`: what is read in a step. Its answer is always written, the rest by the curator.
-    - `embedder`: that of the records.
     - `others`: takes the place of what the task itself shows.
     """
 
@@ -145,11 +143,10 @@ class TaskMemory:
         *,
         read: Reader,
         config: TeamConfig | None = None,
-        embedder: Any = "hash",
         others: OtherTasks | None = None,
     ) -> None:
         self.question, self.setting, self.others = question, setting, others
-        self.team = TeamMemory(question, MemoryStore(embedder=embedder), members, config=config)
+        self.team = TeamMemory(question, MemoryStore(embedder="hash"), members, config=config)
         self.readings: list[Reading] = []
         self._links: dict[str, list[str]] = {}  # the evidence for each bridging entity, by ids
         self.bridge = ""  # the entity that leads on from the latest step, as the curator sees it

@@ -38,12 +38,12 @@ class Team(DisplayedSystem):
 
     - `players`: by role, "solver" at least.
     - `private`, `shared`, `curator`, `whole`: the `Setting` of the memory of a task.
-    - `meta`: whether there is a memory across tasks, or the one to use, which is never emptied.
+    - `meta`: whether there is a memory across tasks.
     - `shuffled`: the memory of a task holds what other tasks of the run have shown.
     - `read`: what is read in a step, see `TaskMemory` (default: by the model).
     - `max_turns`: of a task; `matches`: the system whose shown tokens are its limit, instead of turns.
     - `llm`: the model that players and curator ask, and that writes reflections.
-    - `embedder`: of the memory across tasks; `task_embedder`: of the records of a task.
+    - `embedder`: of the memory across tasks; the records of a task have the hashing one.
     - `config`, `style`, `observation_chars`: limits of the memory, of prompts, and of an observation.
     """
 
@@ -55,7 +55,7 @@ class Team(DisplayedSystem):
         private: bool = True,
         shared: bool = True,
         curator: bool = False,
-        meta: bool | MetaMemory = False,
+        meta: bool = False,
         shuffled: bool = False,
         whole: bool = False,
         read: Reader | None = None,
@@ -63,7 +63,6 @@ class Team(DisplayedSystem):
         matches: str = "",
         llm: LLM | None = None,
         embedder: Any = "auto",
-        task_embedder: Any = "hash",
         config: TeamConfig | None = None,
         style: PromptStyle | None = None,
         observation_chars: int = 1_000,
@@ -73,10 +72,10 @@ class Team(DisplayedSystem):
         self.limits, self.matches = Limits(max_turns), matches
         self.llm, self.style, self.config, self.shuffled = llm, style, config, shuffled
         self._read, self._observation_chars = read or self._read_by_model, observation_chars
-        self._embedder, self._task_embedder = embedder, task_embedder
-        self.meta = meta if isinstance(meta, MetaMemory) else None
-        self.scope = "forever" if self.meta is not None else "run" if meta or shuffled else "task"
-        self._own_meta = meta is True
+        self._embedder = embedder
+        self.meta: MetaMemory | None = None
+        self.scope = "run" if meta or shuffled else "task"
+        self._has_meta = meta
         self.one_at_a_time = self.scope != "task"
         self._budgets: Mapping[str, int] = {}
         self.reset()
@@ -84,11 +83,11 @@ class Team(DisplayedSystem):
     # -- the protocol
 
     def reset(self) -> None:
-        """Delete everything that was stored, except for a memory across tasks that was handed to the team."""
+        """Delete everything that was stored."""
         self.ingest(Conversation(""))
         self._readings: tuple[Reading, ...] = ()  # of earlier tasks, where the memory is shuffled
         self._latest: tuple[Transcript, tuple[Triple, ...]] | None = None  # a task, and the facts read in it
-        if self._own_meta:
+        if self._has_meta:
             self.meta = MetaMemory(MemoryStore(embedder=self._embedder), llm=self.llm)
 
     def ingest(self, conversation: Conversation) -> Usage:
@@ -153,7 +152,6 @@ class Team(DisplayedSystem):
             self.setting,
             read=self._read,
             config=self.config,
-            embedder=self._task_embedder,
             others=OtherTasks(question, self._other_readings()) if self.shuffled else None,
         )
         return Episode(
@@ -207,7 +205,7 @@ class Team(DisplayedSystem):
 # %% ../../nbs/agents/05_team.ipynb #29ed09e8
 # for a small model: a prompt in all, the two blocks of memory, and an observation
 SHORT: Mapping[str, Any] = {
-    "style": PromptStyle(tokens=680, examples=1, fixed_first=True),
+    "style": PromptStyle(tokens=680, examples=1),
     "config": TeamConfig(shared_tokens=120, private_tokens=100),
     "observation_chars": 600,
 }

@@ -57,13 +57,11 @@ for _command in (run, runs, sweep, ask, add, data, systems):
 @imports_option("A file or module that registers this encoder.")
 @click.option("--data", multiple=True, metavar="DATA", help="Data sets for it (default: demo, LoCoMo).")
 @click.option("--out", metavar="FILE", help="The file (default: where it is found).")
-@click.argument("more", nargs=-1, metavar="[DATA]...")
 def fit(
     embedder: str | None,
     imports: tuple[str, ...],
     data: tuple[str, ...],
     out: str | None,
-    more: tuple[str, ...],
 ) -> int:
     """Refit the weights and models that ship fitted.
 
@@ -72,11 +70,9 @@ def fit(
     from adaptmr.plugins import load_plugins
     from adaptmr.training.models import fit_models, write_own_fit
 
-    if more and not data:
-        raise UsageError(f"fit takes no argument {more[0]!r}: data sets are named with --data")
     load_plugins(imports)
     if embedder:
-        lines = write_own_fit(embedder, [*data, *more], out)[1]
+        lines = write_own_fit(embedder, data, out)[1]
     elif data or out:
         raise UsageError("--data and --out belong to --embedder NAME")
     else:

@@ -270,21 +270,9 @@ def _with_own_file(experiment: str, params: dict[str, Any]) -> dict[str, Any]:
     try:
         load_asked(experiment, path, params.get("split"), params.get("limit"))
     except DatasetError as e:
-        raise UsageError(f"{e}{_how_it_is_read(dataset)}") from e
+        how = f"adaptmr data check {dataset} --text COLUMN … --save chat.yaml"
+        raise UsageError(f"{e}\nHow it is read can be said once: {how}") from e
     return {**params, "dataset": path}
-
-
-def _how_it_is_read(dataset: str) -> str:
-    """Lines that say how columns, a time zone or an encoding of a chat are named."""
-    if dataset.lower().endswith((".yaml", ".yml")):
-        return ""  # it says so itself
-    file = Path(dataset)
-    return (
-        "\nHow a file is read (columns of other names, time zone, order of day and month, encoding) is said "
-        "once, and kept in a file that a run takes as its data set:\n"
-        f"  adaptmr data check {dataset} --text COLUMN --speaker COLUMN --at COLUMN --save {file.stem}.yaml\n"
-        f"  adaptmr run … -p dataset ./{file.stem}.yaml"
-    )
 
 
 @click.command(epilog=example("adaptmr run exp3 -p k 5 -p systems '[unified, hybrid]'"))

@@ -8,12 +8,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .experiments import execute_notebook, experiment_names, find_notebook
-from ..embed.fit_files import FitFileError, fit_path, read_fit_file
 from ..embed.names import is_endpoint
 from ..eval.report.parameters import UsageError, known_parameters, recorded_params
 from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
@@ -61,7 +59,7 @@ def read_run_config(
 def missing_records(run: RecordedRun) -> list[str]:
     """List what a run needs to be repeated and its folder lacks.
 
-    These are the calls of models, the vectors of an encoder behind a server, and the user's own fits.
+    These are the calls of models, and the vectors of an encoder behind a server.
     """
     kept = ", which a redacted run doesn't keep" if run.manifest.get("redacted") else ""
     usage, reranker = run.manifest.get("usage"), run.params.get("reranker")
@@ -73,22 +71,6 @@ def missing_records(run: RecordedRun) -> list[str]:
     encoder = run.params.get("embedder")
     if isinstance(encoder, str) and is_endpoint(encoder) and not (run.folder / VECTORS).is_file():
         found.append(f"the vectors of {encoder} ({VECTORS}{kept})")
-    return [*found, *_missing_fits(run)]
-
-
-def _missing_fits(run: RecordedRun) -> list[str]:
-    code = run.manifest.get("code")
-    own = code.get("own") if isinstance(code, dict) else None
-    found = []
-    for part, sha256 in (own if isinstance(own, dict) else {}).items():
-        kind, _, encoder = str(part).partition(" ")
-        if kind != "fit":
-            continue
-        path, here = run.folder / FITS / fit_path(encoder).name, ""
-        with suppress(FitFileError, FileNotFoundError):
-            here = read_fit_file(path).sha256
-        if here != sha256:
-            found.append(f"its own fit {sha256} for {encoder} ({FITS}/{path.name})")
     return found
 
 # %% ../../nbs/cli/02_replaying.ipynb #13bdf5ad

@@ -114,8 +114,6 @@ def _make_request(
     messages: Sequence[Mapping[str, str]],
     schema: Mapping[str, Any] | None,
     max_tokens: int,
-    temperature: float,
-    seed: int,
 ) -> dict[str, Any]:
     """Return the request that is sent to a server, and that the replay cache stores the reply under.
 
@@ -129,9 +127,8 @@ def _make_request(
         "model": model,
         "messages": [{k: encodable(v) for k, v in m.items()} for m in messages],
         "max_tokens": max_tokens,
-        "temperature": float(temperature),
+        "temperature": 0.0,
         **({"schema": schema} if schema is not None else {}),
-        **({"seed": seed} if temperature > 0 else {}),
     }
 
 
@@ -154,7 +151,7 @@ class LLM:
     the first. `concurrency` calls may run at once, by default ADAPTMR_CONCURRENCY or 8: with 1, for a server
     that answers one call after another, a call's time has no waiting for others in it. `max_cost_usd` and
     `max_tokens` bound what a run spends, its earlier parts included, and end it between two questions
-    (`adaptmr.llm.spending`). `seed` is sent with requests of temperature > 0. `prices`: see `price`.
+    (`adaptmr.llm.spending`). `prices`: see `price`.
     `sleep` waits before a retry. Threads may share one object. Raises `ValueError` for a bad one.
     """
 
@@ -170,7 +167,6 @@ class LLM:
         concurrency: int | None = None,
         max_cost_usd: float | None = None,
         max_tokens: int | None = None,
-        seed: int = 0,
         prices: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
@@ -184,7 +180,7 @@ class LLM:
             )
         address, key = model_server(model, base_url, api_key, "LLM.")
         self.model, self.base_url, self.cache = model, address.url if address else None, cache
-        self.concurrency, self.seed = concurrency, seed
+        self.concurrency = concurrency
         self._price = price(model, prices)
         check_limits(model, max_cost_usd, max_tokens, self.is_offline or self._price is not None)
         self.spending = Spending(self.cost, max_cost_usd, max_tokens)
@@ -260,7 +256,6 @@ class LLM:
         *,
         schema: Mapping[str, Any] | None = None,
         max_tokens: int = 512,
-        temperature: float = 0.0,
         task: str = "",
     ) -> Reply:
         """Return the model's reply to `messages` (each with `role` and `content`).
@@ -276,7 +271,7 @@ class LLM:
                 "the offline model answers no prompts. Use a Task (it has a rule for that), "
                 "or name a model: LLM('gpt-4o-mini')"
             )
-        request = _make_request(self.model, messages, schema, max_tokens, temperature, self.seed)
+        request = _make_request(self.model, messages, schema, max_tokens)
         start = time.perf_counter()
         record = self.cache.get(request, task) if self.cache is not None else None
         cached = record is not None

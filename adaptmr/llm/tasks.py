@@ -290,7 +290,6 @@ class Task:
     validate: Callable[[dict[str, Any], Mapping[str, Any]], str | None] | None = None
     render: Callable[..., Mapping[str, str]] | None = None
     max_tokens: int = 256
-    temperature: float = 0.0
 
     def messages(self, lang: str, **inputs: Any) -> list[dict[str, str]]:
         """Return the messages for these inputs. Raises `KeyError` that names a missing input."""
@@ -337,7 +336,6 @@ class Task:
                 messages,
                 schema=self.schema,
                 max_tokens=self.max_tokens,
-                temperature=self.temperature,
                 task=self.name,
             )
         except EmptyReply as e:

@@ -338,7 +338,7 @@ class Transport:
     def send(self, request: Mapping[str, Any]) -> _Record:
         """Send `request` and return the record of its reply (`read_completion`), without secrets.
 
-        `request` has `model`, `messages`, `max_tokens`, `temperature`, and optionally `schema` and `seed`.
+        `request` has `model`, `messages`, `max_tokens`, `temperature`, and optionally `schema`.
         The record has `seconds`, too: the time until the reply, retries and waits included. Raises
         `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `RequestCancelled`.
         """
@@ -398,7 +398,7 @@ class Transport:
 
     def _adapt(self, message: str, kwargs: Mapping[str, Any]) -> bool:
         """Note the parameter that a refusal names, for all later requests; return whether there is one."""
-        named = [n for n in ("temperature", "seed") if n in kwargs and re.search(rf"\b{n}\b", message)]
+        named = ["temperature"] if "temperature" in kwargs and "temperature" in message else []
         if "max_tokens" in kwargs and _WRONG_MAX_TOKENS.search(message):
             named = ["max_tokens"]
         with self.lock:

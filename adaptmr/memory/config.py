@@ -67,7 +67,6 @@ class MemoryConfig:
     # pages from which a topic is compressed: more than top_k_mtm_pages can show
     max_topic_pages: int = _within(12, 2, 10_000)
     tail_pages: int = _within(4, 1, 10_000)  # latest pages that compression leaves as they are: 24 turns
-    enable_compression: bool = True
 
     # -- long-term memory
     rollup_pages: int = _within(4, 1, 100)  # pages in a summary: of one it would be the page's once more
@@ -82,11 +81,7 @@ class MemoryConfig:
     hit_window: int = _within(20, 1, 100_000)  # queries: .35 of them are 7, about the 8 of all time
     # of an automatic key memory: a hedged statement has .5 to .65
     confidence_floor: float = _within(0.7, 0, 1)
-    manual_priority: float = _within(1.0, 0, 1)  # of a key memory that the user wrote, unless given
     enable_auto_key_promotion: bool = True
-
-    # -- deletion
-    enable_soft_delete: bool = True  # False: a deletion must say that it is final (`soft=False`)
 
     # -- retrieval
     top_k_key: int = _within(5, 0, 1_000)  # key memories: about 100 tokens

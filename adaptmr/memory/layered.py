@@ -221,7 +221,7 @@ class LayeredMemory:
         text: str,
         category: str = "preference",
         *,
-        priority: float | None = None,
+        priority: float = 1.0,
         ttl_days: float | None = None,
         at: datetime | str | None = None,
     ) -> Memory:
@@ -232,13 +232,12 @@ class LayeredMemory:
         """
         moment = as_utc(self._clock() if at is None else at)
         assert moment is not None
-        urgent = self.config.manual_priority if priority is None else priority
 
         def compute(changes: Changes) -> None:
             key = manual_key(
                 text,
                 category=category,
-                priority=urgent,
+                priority=priority,
                 ttl_days=ttl_days,
                 at=moment,
                 step=changes.before.last_step,
@@ -276,11 +275,6 @@ class LayeredMemory:
                 )
             self._act(lambda cascade: cascade.erase(id), f"{kind} erased for good")
             return True
-        if not self.config.enable_soft_delete:
-            raise ValueError(
-                f"{kind} {id!r}: enable_soft_delete is off, so a deletion must say that it is final: "
-                "soft=False, confirm=True"
-            )
         if memory.status == "deleted" and (kind == "turn" or is_undone(memory)):
             return False
         return bool(self._act(lambda cascade: cascade.delete(id), f"{kind} deleted").edits)

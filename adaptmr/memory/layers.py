@@ -134,8 +134,6 @@ class Layers:
     owner: str = ""
     words: TextWords = field(default_factory=TextWords)  # of the texts of pages: what is rare here
     _derived: dict[str, Memory] = field(default_factory=dict)
-    _groups: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)  # by layer and status
-    _pages: dict[str, dict[str, None]] = field(default_factory=dict)  # topic id to the ids of its pages
     _used: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what is made of a memory
     _turns: dict[str, Memory] = field(default_factory=dict)  # active turns in no page
     _gone: set[str] = field(default_factory=set)  # turns that are deleted
@@ -147,8 +145,6 @@ class Layers:
         new = Layers(self.owner, _latest_page=self._latest_page)
         for name in ("words", "_derived", "_used", "_turns", "_gone", "_vectors"):
             setattr(new, name, getattr(self, name).copy())
-        for name in ("_groups", "_pages"):
-            setattr(new, name, {k: v.copy() for k, v in getattr(self, name).items()})
         return new
 
     def put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
@@ -169,12 +165,10 @@ class Layers:
         elif before is None or before.text_with_speaker != memory.text_with_speaker:
             self._vectors.pop(memory.id, None)
         self._derived[memory.id] = memory
-        self._groups.setdefault((memory.layer, memory.status), {})[memory.id] = None
         for source in memory.derived_from:
             self._used[source] = (*self._used.get(source, ()), memory.id)
         if memory.layer == PAGE:
             self.words.add(memory.text)
-            self._pages.setdefault(memory.meta.get("topic", ""), {})[memory.id] = None
             for source in memory.derived_from:
                 self._turns.pop(source, None)
             if self.latest_page is None or _until(self.latest_page) < _until(memory):
@@ -203,12 +197,10 @@ class Layers:
 
     def _forget(self, memory: Memory) -> None:
         """Undo what `put` did for a derived memory, except for its turns."""
-        self._groups[memory.layer, memory.status].pop(memory.id, None)
         for source in memory.derived_from:
             self._used[source] = tuple(d for d in self._used.get(source, ()) if d != memory.id)
         if memory.layer == PAGE:
             self.words.add(memory.text, -1)
-            self._pages[memory.meta.get("topic", "")].pop(memory.id, None)
 
     def get(self, id: str) -> Memory | None:
         """Return a derived memory in any status, or an active turn in no page; else `None`."""
@@ -216,12 +208,12 @@ class Layers:
 
     def of(self, layer: str, status: str | None = "active") -> list[Memory]:
         """Return the derived memories of a layer, the oldest first; `status=None`: the deleted ones too."""
-        groups = [(layer, s) for s in ("active", "deleted") if status in (None, s)]
-        return sorted((self._derived[i] for g in groups for i in self._groups.get(g, ())), key=_covered)
+        found = (m for m in self._derived.values() if m.layer == layer and status in (None, m.status))
+        return sorted(found, key=_covered)
 
     def count(self, layer: str) -> int:
         """Return the number of active memories of a derived layer."""
-        return len(self._groups.get((layer, "active"), ()))
+        return sum(m.layer == layer and m.status == "active" for m in self._derived.values())
 
     @property
     def short_term(self) -> list[Memory]:
@@ -249,8 +241,7 @@ class Layers:
 
     def pages_of(self, topic: str, status: str | None = "active") -> list[Memory]:
         """Return the pages of the topic with that id, the oldest first."""
-        found = (self._derived[i] for i in self._pages.get(topic, ()))
-        return sorted((m for m in found if status in (None, m.status)), key=_covered)
+        return [p for p in self.of(PAGE, status) if p.meta.get("topic", "") == topic]
 
     def made_of(self, id: str) -> tuple[str, ...]:
         """Return the ids of the memories made of the one with that id, in any status."""

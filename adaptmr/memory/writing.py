@@ -128,8 +128,7 @@ def summary_is_due(topic: Memory) -> bool:
 def pages_to_give_up(layers: Layers, topic: Memory, config: MemoryConfig) -> list[Memory]:
     """Return the pages that the compression of a topic gives up, the oldest first; none if it is short."""
     pages = layers.pages_of(topic.id)
-    long = config.enable_compression and len(pages) > config.max_topic_pages
-    return pages[: -config.tail_pages] if long else []
+    return pages[: -config.tail_pages] if len(pages) > config.max_topic_pages else []
 
 
 def nearest_topic(

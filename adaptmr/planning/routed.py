@@ -5,7 +5,7 @@
 # %% ../../nbs/planning/01_routed.ipynb #9d79461b
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -80,7 +80,6 @@ class Routed:
 
     llm: LLM | None = None
     classifier: Classifier | None = None
-    strategies: dict[QueryType, Strategy] | None = field(default=None, hash=False)
     name: str = "routed"
 
     def __post_init__(self) -> None:
@@ -90,8 +89,7 @@ class Routed:
         """Return the plan of the likeliest type's strategy."""
         question = as_question(query)
         question_type = best_type(_classifier(self.classifier, self.llm).probabilities(question.text))
-        strategies = self.strategies or strategies_with(self.llm)
-        return plan_for_type(question_type, question, asked_at(question, store), strategies)
+        return plan_for_type(question_type, question, asked_at(question, store), strategies_with(self.llm))
 
 # %% ../../nbs/planning/01_routed.ipynb #fdda0003
 @dataclass(frozen=True)
@@ -108,8 +106,6 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_llm(self.llm)
-        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"Mixture.threshold {self.threshold!r} must be a probability, 0 to 1")
 
     def plans(self, query: str | Question, store: PlannerStore) -> list[tuple[float, RetrievalPlan]]:
         """Return the plans of the likely types with their weights, likeliest first."""
@@ -182,12 +178,10 @@ class AdaptiveRAG:
     """Plans by the complexity of a question.
 
     `llm` judges it, and thinks between the rounds of level C; without it, rules do.
-
-    `rounds` bounds level C (the original allows more; three is what the other systems here get).
+    Level C has three rounds, as the other systems here (the original allows more).
     """
 
     llm: LLM | None = None
-    rounds: int = 3
     name: str = "adaptive_rag"
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
@@ -200,4 +194,4 @@ class AdaptiveRAG:
         plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=f"{self.name}: level {level}")
         if level == "A":
             return replace(plan, k=0, answer_as="directly")
-        return replace(plan, max_rounds=self.rounds, follow="thought") if level == "C" else plan
+        return replace(plan, max_rounds=3, follow="thought") if level == "C" else plan

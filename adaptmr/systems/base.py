@@ -85,8 +85,7 @@ class Capabilities:
     - `state_version()`: a value that changes whenever anything changes that later retrievals depend on
       (memories, counters of visits); `retrieve` and `prepare` must not change it, `solve` may.
     - `solve(question)`: answer a question; a system that has it is a `Solver`, and `retrieve` isn't used.
-    - `scope`: when a solver is emptied: before each conversation ("task"), once before the first one of a run
-      ("run"), or never ("forever").
+    - `scope`: when a solver is emptied: before each conversation ("task"), or once before a run ("run").
     - `learn(question, scores)`: take in the scores, by name, of a solver's latest answer. It is told those of
       training questions only, and the question without its gold fields.
     - `llm`: the model that the system calls.
@@ -154,11 +153,10 @@ class PlannedSystem(DisplayedSystem):
         *,
         llm: LLM | None = None,
         embedder: Any = "auto",
-        fit: Fit | None = None,
         reranker: Reranker | str | None = None,
     ) -> None:
         self.name, self.planner, self.llm, self.reranker = name, planner, llm, reranker
-        self._embedder, self._fit, self._first_conversation = embedder, fit, ""
+        self._embedder, self._first_conversation = embedder, ""
         self.store: MemoryStore = None  # type: ignore[assignment]  # made by reset()
         self.reset()
 
@@ -173,11 +171,8 @@ class PlannedSystem(DisplayedSystem):
 
     @property
     def fit(self) -> Fit:
-        """Return the fit in use: the given one, or the shipped one for the store's encoder.
-
-        Of the shipped fits, it is the one that was made without the first ingested conversation.
-        """
-        return self._fit or fit_for(self.store.embedder.name, self._first_conversation)
+        """Return the shipped fit for the store's encoder, made without the first ingested conversation."""
+        return fit_for(self.store.embedder.name, self._first_conversation)
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Store the turns of a conversation unchanged; no model is called."""

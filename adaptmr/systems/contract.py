@@ -25,7 +25,7 @@ class ContractError(ValueError):
     """An object lacks members of `MemorySystem`, or returned something invalid; the message names it."""
 
 
-SCOPES = ("task", "run", "forever")
+SCOPES = ("task", "run")
 
 
 def system_name(system: Any) -> str:

@@ -28,8 +28,7 @@ __all__ = ['TWO_LAYERS', 'LayeredSystem']
 class LayeredSystem(DisplayedSystem):
     """Keep a conversation in a layered memory, and show what its prompt shows.
 
-    `roads` are the ways to find something; `llm` writes the layers. `fit` is used by the road `turns`; by
-    default it is the shipped one for the encoder, made without the ingested conversation.
+    `roads` are the ways to find something; `llm` writes the layers.
     """
 
     def __init__(
@@ -40,11 +39,10 @@ class LayeredSystem(DisplayedSystem):
         *,
         llm: LLM | None = None,
         embedder: Any = "auto",
-        fit: Fit | None = None,
     ) -> None:
         self.name, self.roads, self.config = name, dict(roads), config or MemoryConfig()
         self.llm, self.router = llm, Router(name=name)
-        self._embedder, self._fit, self._conversation = embedder, fit, ""
+        self._embedder, self._conversation = embedder, ""
         self._memory: LayeredMemory | None = None
         self.reset()
 
@@ -61,8 +59,8 @@ class LayeredSystem(DisplayedSystem):
 
     @property
     def fit(self) -> Fit:
-        """The fit in use: the given one, or the shipped one that was made without this conversation."""
-        return self._fit or fit_for(self.store.embedder.name, self._conversation)
+        """The shipped fit for the encoder that was made without this conversation."""
+        return fit_for(self.store.embedder.name, self._conversation)
 
     def reset(self) -> None:
         """Replace the memory by a new, empty one."""

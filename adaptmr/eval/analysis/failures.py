@@ -32,19 +32,17 @@ __all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'RESPONSIBLE', 'mark_f
            'control_sentences', 'assign_failures', 'failure_grid', 'failure_answers']
 
 # %% ../../../nbs/eval/analysis/00_failures.ipynb #a137f393
-def mark_failures(frame: pd.DataFrame, threshold: float = 0.3, value: str = "f1") -> pd.DataFrame:
-    """Add a column `failed` to the frame of `evaluate`: 1.0 where `value` is below `threshold`, else 0.0."""
-    return frame.assign(failed=(frame[value].astype(float) < threshold).astype(float))
+def mark_failures(frame: pd.DataFrame, threshold: float = 0.3) -> pd.DataFrame:
+    """Add a column `failed` to the frame of `evaluate`: 1.0 where the F1 is below `threshold`, else 0.0."""
+    return frame.assign(failed=(frame["f1"].astype(float) < threshold).astype(float))
 
 
-def failure_rates(
-    frame: pd.DataFrame, threshold: float = 0.3, *, value: str = "f1", seed: int = 0
-) -> pd.DataFrame:
+def failure_rates(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) -> pd.DataFrame:
     """Compute the share of failures per system and question type, and overall, with 95 % intervals.
 
     Columns: system, type, label (the type's short name), mean, low, high, n, level.
     """
-    return mean_table(mark_failures(frame, threshold, value), "failed", seed=seed)
+    return mean_table(mark_failures(frame, threshold), "failed", seed=seed)
 
 
 def failure_table(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) -> pd.DataFrame:

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 
 from ..metrics.ranking import recall_fraction
-from ..report import figures
-from ..report.style import NothingToDraw
 from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
@@ -33,12 +31,12 @@ from ...systems.base import PlannedSystem
 from ...types import Dataset
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass  # TODO
 
 # %% auto #0
 __all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'measure_headroom', 'headroom_table', 'headroom_answers', 'strategy_matrix',
-           'strategy_matrix_table', 'strategy_matrix_figure', 'combine_best', 'judge_gap', 'oracle_gap',
-           'compare_with_controls', 'acting_table', 'parts_answer', 'compare_plans']
+           'strategy_matrix_table', 'combine_best', 'judge_gap', 'oracle_gap', 'compare_with_controls', 'acting_table',
+           'parts_answer', 'compare_plans']
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #53d3da65
 def _pairs(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> Iterator[tuple[str, Paired]]:
@@ -155,20 +153,6 @@ def strategy_matrix_table(matrix: pd.DataFrame) -> pd.DataFrame:
     counts = dict(zip(matrix["label"], matrix["n"]))
     wide = pivot_by_type(matrix.assign(cell=cells), "cell")
     return wide.rename(columns={label: f"{label} (n={counts[label]})" for label in wide.columns})
-
-
-def strategy_matrix_figure(matrix: pd.DataFrame, title: str = "") -> Figure:
-    """Draw `strategy_matrix` as a heat map; a frame marks the best system of each question type."""
-    from matplotlib.patches import Rectangle
-
-    if matrix.empty:
-        raise NothingToDraw("the run has none of these systems")
-    figure = figures.heatmap(matrix, "label", "system", title=title)
-    across, down = list(dict.fromkeys(matrix["label"])), list(dict.fromkeys(matrix["system"]))
-    for row in matrix[matrix["best"]].to_dict("records"):
-        corner = across.index(row["label"]), down.index(row["system"])
-        figure.axes[0].add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#d1495b", linewidth=2.2))
-    return figure
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #424cbca4
 COMBINED = "best strategy per type"

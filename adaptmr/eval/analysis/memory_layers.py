@@ -37,7 +37,7 @@ from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory
 from ...memory.layers import AUTO, FACT, KEY, PAGE, SUMMARY, TOPIC, TURN
 from ...memory.prompt import Prompt, build_prompt, shown_evidence
-from ...memory.roads import LAYERED_ROADS, ROADS, Origins, Recall
+from ...memory.roads import LAYERED_ROADS, Origins, Recall
 from ...reader import answer
 from ...store.memory_store import MemoryStore
 from ...systems.layered import LayeredSystem
@@ -89,7 +89,6 @@ def fill_memories(
 
 
 ALL = "nothing"  # is left out
-FAMILIES: Mapping[str, tuple[str, ...]] = {"layered": tuple(LAYERED_ROADS), "pmemo": tuple(ROADS)}
 MEASURES: Mapping[str, str] = {
     "shown": "gold turns shown",
     "behind": "shown or behind",
@@ -98,14 +97,9 @@ MEASURES: Mapping[str, str] = {
 }
 
 
-def variants(roads: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the roads that are taken, by what is left out: nothing, or one road."""
-    return {ALL: tuple(roads), **{road: tuple(r for r in roads if r != road) for road in roads}}
-
-
-def take_roads(found: Recall, roads: Sequence[str]) -> Recall:
-    """Return what was recalled as if only these roads had been taken."""
-    return replace(found, sections={name: e for name, e in found.sections.items() if name in roads})
+def leave_out(found: Recall, road: str) -> Recall:
+    """Return what was recalled as if a road had not been taken."""
+    return replace(found, sections={name: e for name, e in found.sections.items() if name != road})
 
 
 def sources_behind(found: Recall, prompt: Prompt) -> list[str]:
@@ -132,9 +126,8 @@ def rows_by_road(
 ) -> tuple[pd.DataFrame, Usage]:
     """Ask each memory its questions with all roads and without each: a row per variant and question.
 
-    `dataset` is the data set's name, which decides how answers are scored. Columns: system (of `FAMILIES`),
-    without (what is left out), conversation, question, and those of `MEASURES`. Returns what the reader used,
-    too.
+    `dataset` is the data set's name, which decides how answers are scored. Columns: without (the road that is
+    left out, or `ALL`), conversation, question, and those of `MEASURES`. Returns what the reader used, too.
     """
     rows: list[dict[str, Any]] = []
     with meter_usage() as meter:
@@ -142,69 +135,59 @@ def rows_by_road(
             for question, visible in zip(memory.questions, memory.visible):
                 found = memory.system.recall(visible, k)
                 about = {"conversation": memory.conversation.id, "question": question.id}
-                for system, roads in FAMILIES.items():
-                    for without, taken in variants(roads).items():
-                        part = take_roads(found, taken)
-                        measured = _measure(question, part, memory.system.config, dataset, llm, k)
-                        rows.append({"system": system, "without": without, **about, **measured})
+                for without in (ALL, *LAYERED_ROADS):
+                    part = leave_out(found, without)
+                    measured = _measure(question, part, memory.system.config, dataset, llm, k)
+                    rows.append({"without": without, **about, **measured})
     return pd.DataFrame(rows), meter.usage
 
 
-def rows_without(rows: pd.DataFrame, without: str, system: str) -> pd.DataFrame:
-    """Return the rows of `rows_by_road` of one system and one variant."""
-    return rows[(rows["system"] == system) & (rows["without"] == without)]
-
-
 def contributions(rows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Compare all roads with each variant: a row per system, road left out, and measure.
+    """Compare all roads with all but one: a row per road left out and measure.
 
-    Columns: system, road, measure, difference (all roads less those without it), low, high, n.
+    Columns: road, measure, difference (all roads less those without it), low, high, n.
     """
     table = []
-    key = ["conversation", "question"]
-    for system, without in dict.fromkeys(zip(rows["system"], rows["without"])):
-        full = rows_without(rows, ALL, system).set_index(key).sort_index()
-        part = rows_without(rows, without, system).set_index(key).sort_index()
+    by_variant = {w: part.set_index(["conversation", "question"]) for w, part in rows.groupby("without")}
+    full = by_variant[ALL].sort_index()
+    for road in (w for w in dict.fromkeys(rows["without"]) if w != ALL):
+        part = by_variant[road].sort_index()
         groups = part.index.get_level_values("conversation").tolist()
-        for measure in MEASURES if without != ALL else ():
-            with_it, without_it = (frame[measure].to_numpy(float) for frame in (full, part))
+        for measure in MEASURES:
+            with_it, without_it = (variant[measure].to_numpy(float) for variant in (full, part))
             d = paired_difference(with_it, without_it, groups, seed=seed)
-            about = {"system": system, "road": without, "measure": measure}
-            table.append({**about, **interval_columns(d, "difference"), "n": d.n})
+            table.append({"road": road, "measure": measure, **interval_columns(d, "difference"), "n": d.n})
     return pd.DataFrame(table)
 
 
 def contribution_table(rows: pd.DataFrame, gained: pd.DataFrame) -> pd.DataFrame:
-    """Format contributions as text cells: a row per system and road, a column per measure.
+    """Format contributions as text cells: a row per road, a column per measure.
 
-    The first row of each system has the means with all roads. The difference of variants which never differ
-    is 0, without an interval.
+    The first row has the means with all roads. The difference of variants which never differ is 0, without an
+    interval.
     """
-    table = []
-    for system in dict.fromkeys(rows["system"]):
-        full = rows_without(rows, ALL, system)
-        means = {label: f"{full[m].mean():.{0 if m == 'tokens' else 3}f}" for m, label in MEASURES.items()}
-        table.append({"system": system, "contribution of": "all roads: means", **means})
-        for road, part in gained[gained["system"] == system].groupby("road", sort=False):
-            cells = {}
-            for r in part.to_dict("records"):
-                digits = ("+.0f", "+.0f") if r["measure"] == "tokens" else ("+.3f", "+.2f")
-                never = not r["difference"] and r["low"] != r["low"]
-                cell = "0" if never else format_interval(r["difference"], r["low"], r["high"], *digits)
-                cells[MEASURES[r["measure"]]] = cell
-            table.append({"system": system, "contribution of": road, **cells})
+    full = rows[rows["without"] == ALL]
+    means = {label: f"{full[m].mean():.{0 if m == 'tokens' else 3}f}" for m, label in MEASURES.items()}
+    table = [{"contribution of": "all roads: means", **means}]
+    for road, part in gained.groupby("road", sort=False):
+        cells = {}
+        for r in part.to_dict("records"):
+            digits = ("+.0f", "+.0f") if r["measure"] == "tokens" else ("+.3f", "+.2f")
+            never = not r["difference"] and r["low"] != r["low"]
+            cell = "0" if never else format_interval(r["difference"], r["low"], r["high"], *digits)
+            cells[MEASURES[r["measure"]]] = cell
+        table.append({"contribution of": str(road), **cells})
     return pd.DataFrame(table)
 
 # %% auto #0
-__all__ = ['ALL', 'FAMILIES', 'MEASURES', 'AT_ONCE', 'TURNS', 'WAYS', 'LONG_TURNS', 'EVERY', 'GROWN_CONFIG', 'LEVEL_FROM',
-           'LEVEL_WITHIN', 'REACHED', 'NOT_REACHED', 'UNDECIDED', 'VERDICTS', 'F1_MARGIN', 'MORE_TIME',
-           'WANTED_CATEGORIES', 'CATEGORY_TYPES', 'MANUAL_KEYS', 'AUTOMATIC_KEYS', 'DELETION', 'F1_LINE',
-           'CATEGORY_LINE', 'LATENCY', 'NO_ANSWER', 'DATE', 'LIST', 'SENTENCE', 'PHRASE', 'FORMS', 'FilledMemory',
-           'fill_memories', 'variants', 'take_roads', 'sources_behind', 'rows_by_road', 'rows_without', 'contributions',
-           'contribution_table', 'time_roads', 'more_than_turns', 'long_conversation', 'grow', 'grow_on',
-           'largest_deviation', 'growth_answer', 'token_lines', 'Line', 'manual_key_steps', 'is_traceable',
-           'deletion_steps', 'function_lines', 'several', 'quality_lines', 'latency_line', 'acceptance_table',
-           'acceptance_answers', 'answer_form', 'form_table']
+__all__ = ['ALL', 'MEASURES', 'AT_ONCE', 'TURNS', 'WAYS', 'LONG_TURNS', 'EVERY', 'GROWN_CONFIG', 'LEVEL_FROM', 'LEVEL_WITHIN',
+           'REACHED', 'NOT_REACHED', 'UNDECIDED', 'VERDICTS', 'F1_MARGIN', 'MORE_TIME', 'WANTED_CATEGORIES',
+           'CATEGORY_TYPES', 'MANUAL_KEYS', 'AUTOMATIC_KEYS', 'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY',
+           'NO_ANSWER', 'DATE', 'LIST', 'SENTENCE', 'PHRASE', 'FORMS', 'FilledMemory', 'fill_memories', 'leave_out',
+           'sources_behind', 'rows_by_road', 'contributions', 'contribution_table', 'time_roads', 'more_than_turns',
+           'long_conversation', 'grow', 'grow_on', 'largest_deviation', 'growth_answer', 'token_lines', 'Line',
+           'manual_key_steps', 'is_traceable', 'deletion_steps', 'function_lines', 'several', 'quality_lines',
+           'latency_line', 'acceptance_table', 'acceptance_answers', 'answer_form', 'form_table']
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #8bfd0c20
 AT_ONCE, TURNS = "all roads at once", "turns alone"

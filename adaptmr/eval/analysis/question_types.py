@@ -5,16 +5,14 @@
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #8a9baaa5
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ...data.longmemeval import CATEGORY_TO_TYPE
-from ...data.registry import DatasetUnavailable, load, read_json
+from ...data.registry import DatasetUnavailable, load
 from ..report import figures
+from ..report.tables import split_by_type
 from ..stats.intervals import TOO_FEW, format_interval, mean_ci
 from ...planning.classifiers import Classifier
 from ...retrieval.query import best_type
@@ -26,61 +24,23 @@ if TYPE_CHECKING:
 TARGET_ACCURACY = 0.85
 
 # %% auto #0
-__all__ = ['TARGET_ACCURACY', 'QUESTION_SETS', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets',
-           'predict_types', 'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table',
-           'type_confusion_figure']
+__all__ = ['TARGET_ACCURACY', 'QUESTION_SETS', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'question_sets', 'predict_types',
+           'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_figure']
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #352211b5
-def longmemeval_questions(path: Path | None = None) -> list[Question]:
-    """Read LongMemEval's questions with their types, from a file or the folder `ADAPTMR_DATA`.
-
-    The conversations are not read; each question has a conversation of its own. Raises `DatasetUnavailable`
-    where there is no file.
-    """
-    names = ("longmemeval_oracle.json", "longmemeval_oracle_sample.json")
-    folder = os.environ.get("ADAPTMR_DATA")
-    places = [Path(folder).expanduser() / name for name in names] if folder else []
-    path = path or next((file for file in places if file.is_file()), None)
-    if path is None:
-        raise DatasetUnavailable(
-            f"LongMemEval is not on this machine: put {names[0]} into a folder that ADAPTMR_DATA names"
-        )
-    questions = []
-    for row in read_json(path):
-        answerable = not row["question_id"].endswith("_abs")
-        questions.append(
-            Question(
-                row["question_id"],
-                row["question"],
-                category=row["question_type"],
-                conversation=row["question_id"],
-                type=CATEGORY_TO_TYPE[row["question_type"]] if answerable else QueryType.abstention,
-                answerable=answerable,
-            )
-        )
-    return questions
-
-
-QUESTION_SETS: Mapping[str, Callable[[], list[Question]]] = {
-    "locomo dev": lambda: load("locomo", split="dev").questions,
-    "demo": lambda: load("demo").questions,
-    "longmemeval": longmemeval_questions,
-    "demo_assistant": lambda: load("demo_assistant").questions,
-    "beam_100k": lambda: load("beam_100k", split="dev").questions,
+QUESTION_SETS: Mapping[str, tuple[str, str | None]] = {  # the data set, and the part of it
+    "locomo dev": ("locomo", "dev"),
+    "demo": ("demo", None),
+    "longmemeval": ("longmemeval_oracle", None),
 }
 
 
-def question_sets(
-    names: Sequence[str] = ("locomo dev", "demo", "longmemeval"),
-) -> tuple[dict[str, list[Question]], list[str]]:
-    """Load the questions of some data sets of `QUESTION_SETS`, by name.
-
-    Also returns the names of the data sets that are not available.
-    """
+def question_sets() -> tuple[dict[str, list[Question]], list[str]]:
+    """Load the questions of `QUESTION_SETS`, by name, and name the sets that are not available."""
     found, missing = {}, []
-    for name in names:
+    for name, (dataset, split) in QUESTION_SETS.items():
         try:
-            found[name] = QUESTION_SETS[name]()
+            found[name] = load(dataset, split=split).questions
         except DatasetUnavailable:
             missing.append(name)
     return found, missing
@@ -114,17 +74,15 @@ def predict_types(
 ALL_TYPES, ANSWERABLE_TYPES = "all", "all but abstention"
 
 
-def type_accuracy_table(predictions: pd.DataFrame, by: str = "type") -> pd.DataFrame:
+def type_accuracy_table(predictions: pd.DataFrame) -> pd.DataFrame:
     """Compute the share of correct predictions per dataset, type and classifier.
 
-    `by="category"` gives the data set's own types, sorted, in the place of ours. The rows "all" and "all but
-    abstention" cover several types. Columns: dataset, type, classifier, n, mean, and its 95 % interval low,
-    high over conversations (`nan` below four of them).
+    The rows "all" and "all but abstention" cover several types. Columns: dataset, type, classifier, n, mean,
+    and its 95 % interval low, high over conversations (`nan` below four of them).
     """
     rows = []
     for name, here in predictions.groupby("dataset", sort=False):
-        order = list(map(str, QueryType)) if by == "type" else sorted(set(here[by]))
-        parts = {t: here[here[by] == t] for t in order if t in set(here[by])}
+        parts = dict(split_by_type(here)[:-1])
         parts[ALL_TYPES] = here
         parts[ANSWERABLE_TYPES] = here[here["type"] != str(QueryType.abstention)]
         for question_type, part in parts.items():
@@ -156,26 +114,15 @@ def type_accuracy_sentences(table: pd.DataFrame, target: float = TARGET_ACCURACY
     return out
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #ee796ff6
-def type_confusion_table(predictions: pd.DataFrame, classifier: str, dataset: str) -> pd.DataFrame:
-    """Count what each type was predicted as: a row per type and prediction, both in `QueryType`'s order.
-
-    Columns: type, guessed, count, n (of the type), share = count / n.
-    """
+def type_confusion_figure(predictions: pd.DataFrame, classifier: str, dataset: str) -> Figure:
+    """Draw what each type was predicted as: shares of each type's questions, both in `QueryType`'s order."""
     mine = predictions[(predictions["classifier"] == classifier) & (predictions["dataset"] == dataset)]
     order = [str(t) for t in QueryType if str(t) in {*mine["type"], *mine["guessed"]}]
-    rows = []
-    for question_type in (t for t in order if t in set(mine["type"])):
-        predicted = mine.loc[mine["type"] == question_type, "guessed"]
-        for g in order:
-            same = predicted == g
-            rows.append((question_type, g, int(same.sum()), len(predicted), float(same.mean())))
-    return pd.DataFrame(rows, columns=["type", "guessed", "count", "n", "share"])
-
-
-def type_confusion_figure(predictions: pd.DataFrame, classifier: str, dataset: str) -> Figure:
-    """Draw the matrix of `type_confusion_table`: shares of each type's questions."""
-    cells = type_confusion_table(predictions, classifier, dataset)
-    cells["type"] = [f"{question_type} ({n})" for question_type, n in zip(cells["type"], cells["n"])]
-    title = f"{dataset}: {classifier}"
-    names: dict[str, Any] = {"title": title, "xlabel": "taken for", "ylabel": "is"}
-    return figures.heatmap(cells, "guessed", "type", "share", None, None, limits=(0, 1), **names)
+    cells = [
+        {"type": f"{name} ({len(part)})", "guessed": guess, "share": float((part["guessed"] == guess).mean())}
+        for name, part in split_by_type(mine)[:-1]
+        for guess in order
+    ]
+    names: dict[str, Any] = {"title": f"{dataset}: {classifier}", "xlabel": "taken for", "ylabel": "is"}
+    across = pd.DataFrame(cells)
+    return figures.heatmap(across, "guessed", "type", "share", None, None, limits=(0, 1), **names)

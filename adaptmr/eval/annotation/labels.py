@@ -211,18 +211,14 @@ class Label:
 
 
 def _check_label(label: Label, where: str) -> None:
-    """Raise `LabelError` for an unknown cause, a note above 2,000 characters, or a day that is none."""
+    """Raise `LabelError` for an unknown cause, or a day that is none."""
     if label.cause and label.cause not in CAUSES:
         near = did_you_mean(label.cause, CAUSES)
         raise LabelError(f"{where}: cause {label.cause!r}{near} is none of {', '.join(CAUSES)}")
-    if len(label.note) > 2000:
-        raise LabelError(f"{where}: the note has {len(label.note):,} characters: keep it below 2,000")
     try:
         datetime.fromisoformat(label.on) if label.on else None
     except ValueError:
-        raise LabelError(
-            f"{where}: date {label.on!r} is not ISO 8601: write it as 2026-11-22, or leave it empty"
-        ) from None
+        raise LabelError(f"{where}: date {label.on!r} is not ISO 8601: write it as 2026-11-22") from None
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #305a9aee
 _COLUMNS = (

@@ -54,9 +54,6 @@ def annotation_html(case: AnnotationCase) -> str:
     )
 
 # %% ../../../nbs/eval/annotation/03_widget.ipynb #fafc76d3
-_MAX_KEYS = 8  # more characters than this at once were pasted, not typed
-
-
 class Annotator:
     """The annotation tool for `cases`, with their `labels`; in a notebook, make it a cell's last line.
 
@@ -151,21 +148,16 @@ class Annotator:
         known = f"1 to {len(KEY_BINDINGS)} are causes, u undo, n next, b back"
         return self._report(f"the key {key!r} does nothing: {known}", failed=True)
 
-    def handle_text(self, before: str, text: str, note: str | None = None) -> int:
-        """Handle the keys that were added at the end of a text box; return how many.
+    def handle_text(self, before: str, text: str, note: str | None = None) -> None:
+        """Handle the keys that were added at the end of a text box; one that fails ends it.
 
         `before` and `text` are its whole text before and after the change; a deletion or a change elsewhere
-        adds none. Text that was pasted, more than 8 characters at once, is not handled. A key that fails ends
-        the handling of those after it.
+        adds none.
         """
-        keys = text[len(before) :] if text.startswith(before) else ""
-        if len(keys) > _MAX_KEYS:
-            self._report(f"{len(keys)} characters at once: type keys one by one", failed=True)
-            return 0
-        for i, key in enumerate(keys):
-            if not self.handle_key(key, note if i == 0 else None):
-                return i + 1
-        return len(keys)
+        for key in text[len(before) :] if text.startswith(before) else "":
+            if not self.handle_key(key, note):
+                return
+            note = None
 
     def show(self) -> Any:
         """Return the tool as a widget. Raises `ImportError`, naming the package, without ipywidgets."""

@@ -23,13 +23,13 @@ from ...types import Dataset, Question, Usage
 
 # %% auto #0
 __all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'alternative_gold_cases',
-           'wilson_interval', 'share_interval', 'Calibration', 'calibrate', 'calibration_from_votes',
-           'held_out_refusals', 'effective_n', 'corrected_accuracy']
+           'wilson_interval', 'share_interval', 'Calibration', 'calibrate', 'held_out_refusals', 'effective_n',
+           'corrected_accuracy']
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #5aee5fc8
 @dataclass(frozen=True, slots=True)
 class CalibrationCase:
-    """An answer whose correctness is known; `votes` are those of another judge.
+    """An answer whose correctness is known.
 
     `kind` is "specific_wrong", "vague_wrong" or how a gold answer was rewritten.
     """
@@ -38,7 +38,6 @@ class CalibrationCase:
     prediction: str
     kind: str
     correct: bool = False
-    votes: tuple[bool, ...] = ()
 
 
 WRONG_KINDS = ("specific_wrong", "vague_wrong")
@@ -47,10 +46,8 @@ WRONG_KINDS = ("specific_wrong", "vague_wrong")
 def calibration_cases(path: str | Path) -> list[CalibrationCase]:
     """Read calibration cases from a file of JSON lines.
 
-    Keys: question_id, category, question, gold, answer, kind and, optionally, gpt_4o_mini_votes.
-
-    Raises `FileNotFoundError` for a file that isn't there and `ValueError` naming the line for one that is
-    damaged, or for an empty file.
+    Keys: question_id, category, question, gold, answer and kind. Raises `FileNotFoundError` for a file that
+    isn't there and `ValueError` naming the line for one that is damaged, or for an empty file.
     """
     path, cases = Path(path), []
     if not path.is_file():
@@ -72,15 +69,15 @@ def calibration_cases(path: str | Path) -> list[CalibrationCase]:
 
 
 def _parse_case(r: Any) -> CalibrationCase:
-    kind, prediction, votes = r["kind"], r["answer"], r.get("gpt_4o_mini_votes", [])
+    kind, prediction = r["kind"], r["answer"]
     if kind not in WRONG_KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(WRONG_KINDS)}")
-    if not isinstance(prediction, str) or not all(isinstance(v, bool) for v in votes):
-        raise ValueError("the answer must be text and the votes true or false")
+    if not isinstance(prediction, str):
+        raise ValueError("the answer must be text")
     category = r["category"]
     type = CATEGORY_TO_TYPE[int(category)]
     question = Question(str(r["question_id"]), str(r["question"]), [str(r["gold"])], type, str(category))
-    return CalibrationCase(question, prediction, kind, votes=tuple(votes))
+    return CalibrationCase(question, prediction, kind)
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #0955b037
 def alternative_gold_cases(dataset: Dataset, n: int | None = None, seed: int = 0) -> list[CalibrationCase]:
@@ -175,14 +172,6 @@ def calibrate(
     refused = [not v.correct for v in found[len(wrong) :]]
     rejected = share_interval(refused, [c.question.conversation for c in right])
     return Calibration(judge.name, specific, vague, rejected, sum((v.usage for v in found), Usage()))
-
-
-def calibration_from_votes(
-    cases: Iterable[CalibrationCase], name: str = "gpt-4o-mini (votes on file)"
-) -> Calibration:
-    """Compute the rates of the judge whose votes the cases hold; what it rejects is unknown."""
-    specific, vague = _wrong_rates((c.kind, sum(c.votes) * 2 > len(c.votes)) for c in cases if c.votes)
-    return Calibration(name, specific, vague, wilson_interval(0, 0))
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #595336d2
 def held_out_refusals(

@@ -314,20 +314,15 @@ _TASKS = {
 
 
 class LLMJudge:
-    """A judge that asks a model `votes` times (1 or 3), each time in another way; the majority decides.
+    """A judge that asks a model three times, each time in another way; the majority decides.
 
     `RuleJudge` decides without a request where the answer abstained or is empty, or the question has no gold
     answer. A reply that can't be used is replaced by `RuleJudge`'s vote, counted as a fallback of the task
-    `judge_…` and in `how`. Raises what `LLM.complete` raises, and `ValueError` for another number of votes.
+    `judge_…` and in `how`. Raises what `LLM.complete` raises.
     """
 
-    def __init__(self, llm: LLM, votes: int = 3) -> None:
-        if votes not in (1, 3):
-            raise ValueError(
-                f"LLMJudge.votes {votes!r} must be 1 or 3: there are three ways of asking, "
-                "and a majority is wanted"
-            )
-        self.llm, self.votes, self.name = llm, votes, llm.model if votes == 3 else f"{llm.model}, one vote"
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.name = llm, llm.model
 
     def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
         """Decide whether `prediction` answers `question`, by its criterion (`criterion_of`)."""
@@ -335,9 +330,8 @@ class LLMJudge:
         if abstained or not said.strip() or (question.answerable and not gold_answers(question)):
             return RuleJudge().judge(question, said, abstained)
         task, lang = _TASKS[criterion_of(question)], detect_language(question.text)
-        ways = _WAYS[: self.votes]
-        results = [task.run(self.llm, lang, asked=question, said=said, way=way) for way in ways]
-        votes = tuple(r.value["yes"] != (way == "wrong") for r, way in zip(results, ways))
+        results = [task.run(self.llm, lang, asked=question, said=said, way=way) for way in _WAYS]
+        votes = tuple(r.value["yes"] != (way == "wrong") for r, way in zip(results, _WAYS))
         outcomes = Counter(r.outcome for r in results)
         how = " ".join(f"{outcome}×{n}" for outcome, n in sorted(outcomes.items()))
         return Verdict(sum(votes) * 2 > len(votes), votes, sum((r.usage for r in results), Usage()), how)

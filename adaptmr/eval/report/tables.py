@@ -14,14 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..stats.contrasts import MEASURE_NAMES
-from adaptmr.eval.stats.intervals import (
-    TOO_FEW,
-    Interval,
-    compare_systems,
-    format_interval,
-    mean_ci,
-    mean_ci_table,
-)
+from ..stats.intervals import Interval, compare_systems, format_interval, mean_ci, mean_ci_table
 from ...markup import cut_text
 from ...types import QueryType
 
@@ -348,59 +341,25 @@ def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
     return wide.set_axis([f"{TYPE_LABELS[t]} (n={counts[t]})" for t in wide.columns], axis=1)
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #7dd249f2
-_VERBS = {"recall_fraction": ("finds", "find"), "f1": ("scores", "score")}
-
-
 def gain_sentences(gained: pd.DataFrame, measure: str) -> list[str]:
-    """Say in three sentences at most what a table of `paired_gains` shows in `measure`.
+    """Say in a sentence what a table of `paired_gains` shows in `measure`.
 
-    Systems whose interval lies above zero, with the question types where it does; those whose interval lies
-    below; and all other differences together. These are intervals of single comparisons, and no tests.
+    It names each system whose interval lies above or below zero, with the question types where it does; the
+    other differences are counted. These are intervals of single comparisons, and no tests.
     """
     name = MEASURE_NAMES.get(measure, measure)
     label = name[:1].upper() + name[1:]
-    if gained.empty or gained["low"].isna().all():
-        systems = ", ".join(dict.fromkeys(gained["system"])) or "no system"
-        return [f"{label}: {TOO_FEW} questions that differ, or conversations, for an interval: {systems}."]
-    baseline = gained["baseline"].iloc[0]
-    more, less = gained[gained["low"] > 0], gained[gained["high"] < 0]
-    sentences = [
-        f"{label}: {_grouped(part, gained, f'{word} than {baseline}', measure)}."
-        for word, part in (("more", more), ("less", less))
-        if len(part)
-    ]
-    unknown = int(gained["low"].isna().sum())
-    held = len(gained) - len(more) - len(less) - unknown
-    rest = [f"{held} with an interval around zero"] * bool(held)
-    rest += [f"{unknown} with {TOO_FEW} questions for an interval"] * bool(unknown)
-    if rest:
-        which = "the other differences" if sentences else "the differences"
-        sentences.append(f"{label}: {which} to {baseline}: {', '.join(rest)}.")
-    return sentences
-
-
-def _grouped(part: pd.DataFrame, gained: pd.DataFrame, words: str, measure: str) -> str:
-    """Join the systems of some rows: those on the same question types together, with the range of gains."""
-    every = set(gained["type"])
-    kinds: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for system, rows in part.groupby("system", sort=False):
-        kinds[tuple(rows["type"])].append(str(system))
-    clauses: list[str] = []
-    for types, systems in kinds.items():
-        gaps = part.loc[part["system"].isin(systems), "difference"]
-        low, high = f"{gaps.min():+.2f}", f"{gaps.max():+.2f}"
-        ends = low if low == high else f"{low} to {high}"
-        where = "on every kind" if set(types) == every else _kinds(types)
-        verb = "" if clauses else f" {_VERBS.get(measure, ('has', 'have'))[len(systems) > 1]} {words}"
-        clauses.append(f"{', '.join(systems)}{verb} {where} ({ends})")
-    return "; ".join(clauses)
-
-
-def _kinds(types: Sequence[str]) -> str:
-    """Write question types as in "on temporal, multi-hop and overall"."""
-    names = [TYPE_LABELS[t] for t in types if t != OVERALL]
-    kinds = f"on {', '.join(names)}" if names else ""
-    return " and ".join(filter(None, (kinds, OVERALL if OVERALL in types else "")))
+    if gained.empty:
+        return [f"{label}: nothing to compare."]
+    shown = gained[(gained["low"] > 0) | (gained["high"] < 0)]
+    parts = []
+    for word, part in (("more", shown[shown["low"] > 0]), ("less", shown[shown["high"] < 0])):
+        for system, rows in part.groupby("system", sort=False):
+            gains = zip(rows["type"].map(TYPE_LABELS), rows["difference"])
+            parts.append(f"{word} by {system} ({', '.join(f'{t} {gap:+.2f}' for t, gap in gains)})")
+    baseline, rest = gained["baseline"].iloc[0], len(gained) - len(shown)
+    parts += [f"{rest} {'other ' if parts else ''}differences not shown"] if rest else []
+    return [f"{label} against {baseline}: {'; '.join(parts)}."]
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #4010cfc2
 def accuracy_and_tokens(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:

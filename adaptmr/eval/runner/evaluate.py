@@ -99,8 +99,7 @@ def _solve(run: Run, given: str | System, scope: str, conversations: Sequence[Co
         run.forget(steps)
     run.spending.check()
     solver = setup.make(given, run.embedder(conversations[0]))
-    if scope != "forever":
-        solver.reset()
+    solver.reset()
     for conversation in conversations:
         run.record_ingest(name, conversation, store_conversation(solver, conversation))
         run.match_budget(solver, questions[conversation.id])
@@ -242,11 +241,6 @@ def evaluate(
     setup = Setup(data, llm, k, embedder, seed, budgets, frozenset(train), reads)
     declared = declared_capabilities(systems, llm, seed=seed, reranker=reads)
     scopes = {n: c.scope for n, c in declared.items() if c.solve is not None}
-    if journal is not None and (forever := [n for n, scope in scopes.items() if scope == "forever"]):
-        raise ValueError(
-            f"system {forever[0]!r} remembers from run to run (scope='forever'), so what it knows "
-            "decides its answers, and no journal could continue them: give none"
-        )
     log = Journal(journal, _identity(setup, systems) if journal is not None else {})
     keys = [row_key(name, question) for name in names for question in data.questions]
     run = Run(setup, log, keys, used, progress)

@@ -254,15 +254,13 @@ class Run:
         lost = f"{answers} were made; give a journal to go on with them"
         return LimitReached(f"{limit}. {lost if self.journal.path is None else kept}")
 
-    def record(
-        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Usage | None = None
-    ) -> None:
+    def record(self, key: str, row: Mapping[str, Any], spent: Usage | None = None) -> None:
         """Write a row to the journal, with what was used and spent since the last one, and show the progress.
 
-        `used` and `spent` are what another process used and spent for the row.
+        `spent` is what another process spent for the row.
         """
         self.spending.include(spent or Usage())
-        self.journal.put(key, row, {*self.used(), *used}, self.spending.take(str(self.journal.path)))
+        self.journal.put(key, row, self.used(), self.spending.take(str(self.journal.path)))
         self.done += key in self._keys
         self._label = row.get("system", "")
         self._sink.show(self.state)

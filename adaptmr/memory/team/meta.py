@@ -5,7 +5,6 @@
 # %% ../../../nbs/memory/team/04_meta.ipynb #145c6e5e
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -29,45 +28,31 @@ from ...store.memory_store import MemoryStore
 from ...store.view import Filter
 
 # %% auto #0
-__all__ = ['TASKS_PER_STRENGTH', 'MAX_STRENGTH', 'OPERATIONS', 'FIRST_SCORE', 'MIN_USES', 'MIN_RATE', 'MAX_ABOUT',
-           'MAX_OPERATIONS', 'MAX_RULE_CHARS', 'REVISE', 'KINDS', 'LAYERS', 'L', 'MAX_KNOWN', 'Lasting', 'Trajectory',
-           'Insight', 'Skill', 'Experience', 'question_form', 'agree', 'edit', 'remove', 'Operation', 'helps_nobody',
-           'Revision', 'general_rule', 'revise', 'MetaConfig', 'steps_in_words', 'count_skills', 'best_skills',
-           'MetaMemory']
+__all__ = ['OPERATIONS', 'FIRST_SCORE', 'MIN_USES', 'MIN_RATE', 'MAX_ABOUT', 'MAX_OPERATIONS', 'MAX_RULE_CHARS', 'REVISE',
+           'KINDS', 'LAYERS', 'L', 'MAX_KNOWN', 'Lasting', 'Trajectory', 'Insight', 'Skill', 'Experience',
+           'question_form', 'agree', 'edit', 'remove', 'Operation', 'helps_nobody', 'Revision', 'general_rule',
+           'revise', 'MetaConfig', 'steps_in_words', 'count_skills', 'best_skills', 'MetaMemory']
 
 # %% ../../../nbs/memory/team/04_meta.ipynb #43309732
-TASKS_PER_STRENGTH = 5.0  # t at which a memory of strength 1 is down to 1/e
-MAX_STRENGTH = 20.0  # down to 1/e after a hundred tasks without use: nothing stays for ever
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lasting(Record):
     """A record that outlives its task; `by` ("verifier" or "reward") says who judged it, `turn` counts tasks.
 
-    - `uses`, `successes`: how often a team was shown it, and then succeeded.
-    - `since`: the task in which it was made, or last helped.
+    `uses` and `successes` say how often a team was shown it, and then succeeded.
     """
 
     by: str = "verifier"
     uses: int = 0
     successes: int = 0
-    since: int = 0
 
     @property
     def rate(self) -> float:
         """The rate of success of its uses, (successes + 1) / (uses + 2)."""
         return (self.successes + 1) / (self.uses + 2)
 
-    def worth(self, now: int) -> float:
-        """Return what it is worth to keep in task `now`, 0 to 1: retention · min(1, 2 · rate of success)."""
-        strength = min(MAX_STRENGTH, 1.0 + self.successes)
-        retention = math.exp(-max(0, now - self.since) / (TASKS_PER_STRENGTH * strength))
-        return round(retention * min(1.0, 2 * self.rate), 9)
-
-    def used(self, now: int, success: bool) -> Self:
-        """Return the record after it was used in task `now`, which succeeded or not."""
-        since = max(self.since, now) if success else self.since
-        return replace(self, uses=self.uses + 1, successes=self.successes + success, since=since)
+    def used(self, success: bool) -> Self:
+        """Return the record after it was used in a task, which succeeded or not."""
+        return replace(self, uses=self.uses + 1, successes=self.successes + success)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,8 +344,8 @@ def count_skills(
     for step in first.values():
         form = query_form(step.argument, kinds)
         helped[form] = helped.get(form, False) or (task.succeeded and not is_dead_end(step))
-    new = {form: Skill(form=form, turn=task.turn, since=task.turn, by=task.by) for form in helped}
-    return [{**new, **known}[form].used(task.turn, good) for form, good in helped.items()]
+    new = {form: Skill(form=form, turn=task.turn, by=task.by) for form in helped}
+    return [{**new, **known}[form].used(good) for form, good in helped.items()]
 
 
 def best_skills(skills: Iterable[Skill], n: int) -> list[Skill]:
@@ -437,7 +422,8 @@ class MetaMemory:
             elif earlier.succeeded != task.succeeded:  # what the verifier's judgement has taught was wrong
                 for insight in self._board.all(Insight):
                     if task.id in insight.about and insight.by == earlier.by:
-                        self._change(insight, remove(insight))
+                        less = remove(insight)
+                        self._board.put(*([less] if less else ()), drop=() if less else (insight.id,))
             self._learn(transcript, task, entity_kinds(facts))
             return task
 
@@ -446,7 +432,6 @@ class MetaMemory:
         form = question_form(transcript.question)
         return Trajectory(
             turn=self._clock,
-            since=self._clock,
             task=transcript.question,
             form=form,
             steps=steps,
@@ -457,7 +442,7 @@ class MetaMemory:
     def _reinforce(self, shown: Experience, task: Trajectory) -> None:
         there: dict[str, Lasting] = {**self._board.by_id(Trajectory), **self._board.by_id(Insight)}
         given = (there[id] for id in shown.ids if id in there)
-        self._board.put(*(r.used(task.turn, task.succeeded) for r in given))
+        self._board.put(*(r.used(task.succeeded) for r in given))
 
     def _learn(self, transcript: Transcript, task: Trajectory, kinds: Mapping[str, str]) -> None:
         reflections = tuple[Reflection, ...]()
@@ -468,7 +453,7 @@ class MetaMemory:
         near = self._taught((task.id, *self._around(task.form)), task.by, MAX_KNOWN)
         rest = [i for i in self._rank(near, task.form) if i not in same]
         counted = {s.form: s for s in self._board.all(Skill) if s.by == task.by}
-        new = Insight(rule="-", turn=task.turn, since=task.turn, by=task.by, about=(task.id,))
+        new = Insight(rule="-", turn=task.turn, by=task.by, about=(task.id,))
         revision = revise(reflections, [*same, *rest][:MAX_KNOWN], new, kinds, self.llm)
         self._board.put(*revision.kept, drop=revision.removed)
         self._board.put(*count_skills(counted, transcript, kinds, task))
@@ -476,37 +461,9 @@ class MetaMemory:
     def add(self, rule: str, by: str = "verifier", about: Sequence[str] = ()) -> Insight:
         """Add an insight, learnt from the tasks with these ids, or from none: then it is for all tasks."""
         with self._writing:
-            now = self._clock
-            new = Insight(rule=rule, score=FIRST_SCORE, about=tuple(about), by=by, turn=now, since=now)
-            return self._board.put_one(new)
-
-    def remove(self, id: str) -> Insight | None:
-        """Take a point from an insight; return `None` where none is left, and it is gone.
-
-        Raises `KeyError` for an unknown id.
-        """
-        with self._writing:
-            insight = self._board.get(id, Insight)
-            return self._change(insight, remove(insight))
-
-    def _change(self, old: Insight, new: Insight | None) -> Insight | None:
-        if new is not None:
-            return self._board.put_one(new)
-        self._board.put(drop=[old.id])
-        return None
-
-    def forget(self, limit: int) -> tuple[str, ...]:
-        """Forget the tasks, insights and skills that are worth least, so that `limit` of each stay.
-
-        Of equal worth the older one goes. Returns the ids of what was forgotten.
-        """
-        with self._writing:
-            gone: list[str] = []
-            for kind in KINDS:
-                records = sorted(self._board.all(kind), key=lambda r: (r.worth(self._clock), r.since, r.id))
-                gone += [r.id for r in records[: max(0, len(records) - limit)]]
-            self._board.put(drop=gone)
-            return tuple(gone)
+            return self._board.put_one(
+                Insight(rule=rule, score=FIRST_SCORE, about=tuple(about), by=by, turn=self._clock)
+            )
 
     # -- reading
 
@@ -520,25 +477,23 @@ class MetaMemory:
         """All insights, those with the highest score first."""
         return tuple(sorted(self._board.all(Insight), key=lambda i: (-i.score, i.id)))
 
-    def get_recent_successes(self, k: int = 2, by: str | None = None) -> tuple[Trajectory, ...]:
-        """Return the latest `k` tasks that succeeded, the latest first; `by`: only by this judge."""
-        found = [t for t in self.tasks if t.succeeded and by in (None, t.by)]
-        return tuple(sorted(found, key=lambda t: -t.turn)[:k])
+    def get_recent_successes(self, k: int = 2) -> tuple[Trajectory, ...]:
+        """Return the latest `k` tasks that succeeded, the latest first."""
+        return tuple(sorted((t for t in self.tasks if t.succeeded), key=lambda t: -t.turn)[:k])
 
-    def recall(self, question: str, k: int = 2, by: str | None = None) -> Experience:
+    def recall(self, question: str, k: int = 2) -> Experience:
         """Return what is known of tasks like this one: at most `k` successes and `k` failures.
 
-        With `by` ("verifier" or "reward"), only what was judged so. Changes nothing.
+        Changes nothing.
         """
         form, n = question_form(question), max(k, self.config.shortlist)
         known, near = self._board.by_id(Trajectory), self._around(form)
-        tasks = _distinct([t for id in near if (t := known.get(id)) and by in (None, t.by)])
-        skills = (s for s in self._board.all(Skill) if by in (None, s.by))
+        tasks = _distinct([t for id in near if (t := known.get(id))])
         few: list[Lasting] = [
             *[t for t in tasks if t.succeeded][:n],
             *[t for t in tasks if not t.succeeded][:n],
-            *_distinct(self._taught(near, by, n)),
-            *best_skills(skills, n),
+            *_distinct(self._taught(near, None, n)),
+            *best_skills(self._board.all(Skill), n),
         ]
         ranked = self._rank(few, form)
         found = [r for r in ranked if isinstance(r, Trajectory)]
