@@ -169,9 +169,8 @@ def test_random_plans_of_two_users_never_leak() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", (2, 3))
-def test_thousands_of_random_plans_of_two_users_never_leak(seed: int) -> None:
-    check_plans(2_000, seed)
+def test_thousands_of_random_plans_of_two_users_never_leak() -> None:
+    check_plans(2_000, seed=2)
 
 
 def test_the_random_plans_set_every_field() -> None:
