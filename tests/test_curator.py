@@ -1,4 +1,4 @@
-"""The curator: what a model read and taught, when memory is shown, which searches work, what is forgotten."""
+"""The curator: what a model read and taught, when memory is shown, which searches work."""
 
 from __future__ import annotations
 

@@ -43,14 +43,7 @@ class LayeredSystem(DisplayedSystem):
         self.name, self.roads, self.config = name, dict(roads), config or MemoryConfig()
         self.llm, self.router = llm, Router(name=name)
         self._embedder, self._conversation = embedder, ""
-        self._memory: LayeredMemory | None = None
-        self.reset()
-
-    @property
-    def memory(self) -> LayeredMemory:
-        """The layered memory."""
-        assert self._memory is not None  # made by reset()
-        return self._memory
+        self.memory = self._empty()
 
     @property
     def store(self) -> MemoryStore:
@@ -64,10 +57,11 @@ class LayeredSystem(DisplayedSystem):
 
     def reset(self) -> None:
         """Replace the memory by a new, empty one."""
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = LayeredMemory(MemoryStore(embedder=self._embedder), self.config, self.llm)
-        self._conversation = ""
+        self.memory.close()
+        self.memory, self._conversation = self._empty(), ""
+
+    def _empty(self) -> LayeredMemory:
+        return LayeredMemory(MemoryStore(embedder=self._embedder), self.config, self.llm)
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Note which conversation this is, and observe its turns; return what that cost."""
