@@ -236,7 +236,8 @@ def download(entry: DatasetEntry) -> Path:
         if got < expected:
             raise EOFError(f"the connection was cut after {got:,} of {expected:,} bytes")
         right = not entry.sha256 or digest.hexdigest() == entry.sha256
-        part.replace(target if right else target.with_name(f"{target.name}.rejected"))
+        if right:
+            part.replace(target)
     except (OSError, EOFError, ValueError, http.client.HTTPException) as e:
         raise DatasetUnavailable(
             f"{entry.name} is not on this machine and could not be downloaded ({e}): {_where_to_put(entry)}"
@@ -246,9 +247,8 @@ def download(entry: DatasetEntry) -> Path:
     if not right:
         raise DatasetUnavailable(
             f"{entry.name}: {entry.url} gave {got:,} bytes with sha256 {digest.hexdigest()}, "
-            f"not {entry.sha256}; they are kept as {target}.rejected. Either {_where_to_put(entry)}, "
-            f"or use them as a part of the data set: save them as {target.name} in a folder that "
-            "ADAPTMR_DATA names"
+            f"not {entry.sha256}: {_where_to_put(entry)}, or use it as a part of the data set in a folder "
+            "that ADAPTMR_DATA names"
         )
     return target
 

@@ -137,8 +137,6 @@ def read_backup(path: str | os.PathLike[str]) -> Backup:
                 f"{os.fspath(path)}: has {have} {name}, its first line says {head[name]}; "
                 "lines are missing or too many, nothing was imported"
             )
-    if problem := _find_contradiction(found):
-        raise ValueError(f"{os.fspath(path)}: {problem}; nothing was imported")
     return found._replace(embedder=(head["embedder"], head["dim"])) if head.get("embedder") else found
 
 # %% ../../nbs/store/06_backup.ipynb #c730c0e0
@@ -188,24 +186,6 @@ def _time(value: Any) -> datetime:
     at = as_utc(value)
     assert isinstance(at, datetime)
     return at
-
-
-def _find_contradiction(found: Backup) -> str:
-    """Say which line of the past speaks of a memory or an event that is not in the file; empty for none."""
-    past, events = found.past, {e.seq: e for e in found.past.log}
-    for version in past.versions:
-        ended = events.get(version.until)
-        if ended is None or (ended.kind, ended.id) != ("update", version.memory.id):
-            return f"has an earlier version of {version.memory.id!r} that no event ended"
-        if version.memory.id not in found.memories:
-            return f"has an earlier version of {version.memory.id!r}, but not the memory"
-    for event, to_event in past.rollbacks.items():
-        if event not in events or events[event].kind != "rollback" or not 0 <= to_event < event:
-            return f"has a rollback {event} that is no such event"
-    for id in (id for one in past.occasions for id in one.ids):
-        if id not in found.memories:
-            return f"has a visit of {id!r}, but not the memory"
-    return ""
 
 
 def _vector(text: Any, dim: int | None) -> np.ndarray:
