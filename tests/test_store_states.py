@@ -19,7 +19,7 @@ from killing import ended, in_child, needs_fork
 
 import adaptmr as am
 from adaptmr.bench import SyntheticEmbedder, synthetic_memories, synthetic_questions
-from adaptmr.store import memory_store
+from adaptmr.store import backup, memory_store, view
 from adaptmr.store.backup import IndexFileWarning
 from adaptmr.types import Memory
 
@@ -228,3 +228,46 @@ def test_adding_many_memories_or_warming_makes_what_retrieve_needs_of_a_small_st
             encoded.clear()
             am.retrieve("Which sentence?", store)
             assert not encoded
+
+
+@pytest.fixture
+def cut_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the memories whose words were counted."""
+    ids: list[str] = []
+    make = view.indexed_text
+    monkeypatch.setattr(view, "indexed_text", lambda m: ids.append(m.id) or make(m))
+    return ids
+
+
+def test_only_what_is_new_is_read_and_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_texts: list[str]
+) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        searched(store)
+        store.add(later())
+        searched(store)
+        before, kept = store.matrix, store.memories
+        cut_texts.clear()
+        store.add(later(6, 1500))
+        searched(store)
+        assert cut_texts == [f"1500-{i}" for i in range(6)]
+        assert np.shares_memory(before, store.matrix) and all(a is b for a, b in zip(kept, store.memories))
+        cut_texts.clear()
+        CHANGES["updated"](store)
+        CHANGES["deleted"](store)
+        wanted = searched(store)
+        assert cut_texts == ["m00000003"]
+    cut_texts.clear()
+    with opened(path) as again:
+        assert searched(again) == wanted and not cut_texts
+        again.add(later(2, 1700))
+    with opened(path) as once_more:
+        wanted = searched(once_more)
+        assert cut_texts == ["1700-0", "1700-1"], "few changes don't write the file anew"
+    monkeypatch.setattr(backup, "text_rules", lambda: "those of another version")
+    for everything in (True, False):
+        cut_texts.clear()
+        with opened(path) as store:
+            assert searched(store) == wanted and (len(cut_texts) == len(store)) == everything
