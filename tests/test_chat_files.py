@@ -279,7 +279,7 @@ def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
     assert main(["run", "exp1", "-p", "dataset", "./chat.csv", "--out-dir", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert "There are who, wrote, when" in told
-    assert "adaptmr data check ./chat.csv" in told and "./chat.yaml" in told
+    assert "adaptmr data check ./chat.csv" in told and "--save chat.yaml" in told
     columns = ["--text", "wrote", "--speaker", "who", "--at", "when", "--tz", "Asia/Shanghai"]
     assert main(["data", "check", "./chat.csv", *columns, "--save", "chat.yaml"]) == 0
     out, err = capsys.readouterr()
