@@ -227,6 +227,7 @@ class Database:
             try:
                 _check_content(self._db, self.path, timeout, has_log)
                 self._file = _file_id(self._place)
+                self._note_version()
                 self._try_erasing()
             except BaseException:
                 self._db.close()
@@ -244,6 +245,18 @@ class Database:
             return False  # locked by others, or the disk is full: it is still to be done
         finally:
             self._db.execute(f"PRAGMA busy_timeout={int(1000 * self.timeout)}")
+
+    def _note_version(self) -> None:
+        """Remember which changes of other connections were there now, while the file was in its place."""
+        self._version = fetch_value(self._db, "PRAGMA data_version")
+
+    def _empty_own_log(self) -> None:
+        """Empty the log of a file that was replaced, lest it is taken for that of the new one.
+
+        If others have written since, it may be theirs.
+        """
+        if not self._db.in_transaction and fetch_value(self._db, "PRAGMA data_version") == self._version:
+            self._empty_log()
 
     def _try_erasing(self) -> bool:
         """Empty the log when an erasure isn't complete; return whether all erased data is gone."""
@@ -282,12 +295,15 @@ class Database:
             self._try_erasing()
 
     def _check_in_place(self) -> None:
-        if self._file != _file_id(self._place):
-            raise StoreMoved(
-                f"{self.path}: the file was moved, removed or replaced after it was opened; nothing was "
-                "changed. export_jsonl('rescued.jsonl') saves what this store still reads; then close it, "
-                "and open what is there now, or put the earlier file back"
-            )
+        if self._file == _file_id(self._place):
+            self._note_version()
+            return
+        self._empty_own_log()
+        raise StoreMoved(
+            f"{self.path}: the file was moved, removed or replaced after it was opened; nothing was "
+            "changed. export_jsonl('rescued.jsonl') saves what this store still reads; then close it, "
+            "and open what is there now, or put the earlier file back"
+        )
 
     @property
     def meta(self) -> dict[str, str]:
@@ -327,5 +343,7 @@ class Database:
                 with suppress(StoreError), translate_errors(self.path):
                     if self._file == _file_id(self._place):
                         self._try_erasing()
+                    else:
+                        self._empty_own_log()
             finally:
                 self._db.close()
