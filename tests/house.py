@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "CONTRIBUTING.md"
+SOURCE = re.compile(r"File to edit: \S*?([^/]+\.ipynb)")
 MARKED = re.compile(r"(?<=<!-- house -->\n).*?(?=<!-- /house -->)", re.S)
 
 # from the lowest floor up: a module imports only from its own floor and from those below it
@@ -40,15 +41,21 @@ FLOORS = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
+def notebook(path: Path) -> str:
+    """Return the path of the notebook that a module comes from; its number gives the order of reading."""
+    return SOURCE.search(path.read_text(encoding="utf-8"))[1]  # type: ignore[index]
+
+
 def modules(root: Path = ROOT) -> list[Path]:
-    """Return the modules' files, from the lowest floor up."""
+    """Return the modules' files, from the lowest floor up, and in a folder by their notebooks' numbers."""
     package = root / "adaptmr"
     found = [p for p in package.rglob("*.py") if p.name not in ("_modidx.py", "__main__.py")]
     named = [p for p in found if p.name != "__init__.py"]
 
     def place(path: Path) -> tuple[object, ...]:
-        room = path.relative_to(package).with_suffix("").parts[0]
-        return FLOOR.get(room, len(FLOORS)), path.relative_to(package).parts
+        *folders, name = path.relative_to(package).with_suffix("").parts
+        room = (folders or [name])[0]
+        return FLOOR.get(room, len(FLOORS)), folders, notebook(path)
 
     return sorted(named, key=place)
 

@@ -30,6 +30,7 @@ SKIPPED = re.compile(r"^#\| *(?:notest|slow|llm|eval: *false)\b", re.MULTILINE)
 WIDGETS = "application/vnd.jupyter.widget-view+json"
 OF_THIS_MACHINE = (
     (re.compile(re.escape(str(ROOT))), "."),  # first, since a checkout may lie in /tmp
+    (re.compile(re.escape(f"{Path.home()}/")), "~/"),
     (re.compile(r"(?:/[\w.+-]+)*/(?:tmp|T)/[\w.+-]+"), "/tmp/folder"),
     (re.compile(r"(<[^<>]*?) at 0x[0-9a-fA-F]+(?=>)"), r"\1"),  # as nbdev_clean does
 )

@@ -220,5 +220,3 @@ def test_an_interim_answer_must_be_in_the_memories():
     ):
         with Server(ok_json({"answer": said})) as s:
             assert answer_interim(ASKED, hits, model(s)) == carried
-
-
