@@ -51,6 +51,9 @@ class Cell:
         """Make a cell that stays on one line, such as a date."""
         return cls(content, "text-align:left;white-space:nowrap")
 
+    def __str__(self) -> str:
+        return str(self.content)
+
 # %% auto #0
 __all__ = ['SHOWN_ROWS', 'HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded', 'preview_table', 'text_table']
 

@@ -101,6 +101,7 @@ def test_a_long_word_may_be_broken():
 @pytest.mark.parametrize("kind", SHOWN)
 def test_as_text_it_is_short_and_names_no_address(kind):
     text = repr(SHOWN[kind]())
+    assert "Cell(" not in text
     assert text and " at 0x" not in text and len(text) < 1_500
 
 
