@@ -33,7 +33,7 @@ from .systems.display_names import DisplayNames
 from .types import Dataset, Usage
 
 # %% auto #0
-__all__ = ['RUBRIC_CASES', 'Shown', 'Comparison', 'Sections']
+__all__ = ['RUBRIC_CASES', 'Shown', 'ComparisonSections', 'Sections']
 
 # %% ../nbs/04_sections.ipynb #5ec70004
 class Shown:
@@ -182,7 +182,7 @@ def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
     return caption
 
 
-class Comparison(Shown):
+class ComparisonSections(Shown):
     """The main table, evidence for tokens, gains over a baseline, budgets, and the counts of others."""
 
     def comparison_tables(self) -> HtmlOutput:
@@ -371,7 +371,7 @@ class Comparison(Shown):
 RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
 
 
-class Sections(Comparison):
+class Sections(ComparisonSections):
     """What a report shows of an evaluated run: also judgements, causes, and what it says first."""
 
     def judge_answers(self) -> HtmlOutput:

@@ -44,7 +44,7 @@ def runs() -> None:
     """Look at what was run, compare it, repeat it."""
 
 # %% auto #0
-__all__ = ['MEASURES', 'MARGIN', 'runs', 'list_runs', 'show_run', 'compare_systems', 'print_comparison', 'replay_runs',
+__all__ = ['MEASURES', 'MARGIN', 'runs', 'list_runs', 'show_run', 'compare_recorded', 'print_comparison', 'replay_runs',
            'check_runs', 'print_report', 'refresh_runs', 'explore_runs', 'remove_run']
 
 # %% ../../nbs/cli/03_runs.ipynb #3063292c
@@ -120,7 +120,7 @@ _SHOWN = (
 )
 
 
-def compare_systems(
+def compare_recorded(
     first: RecordedRun,
     second: RecordedRun,
     *,
@@ -253,7 +253,7 @@ def print_comparison(
     if len(folders) > 2:
         raise UsageError(f"{len(folders)} runs: two can be compared at a time, or two systems of one")
     first, second = _open(folders[0]), _open(folders[-1])
-    table = compare_systems(first, second, system=system, against=against, measures=measures, margin=margin)
+    table = compare_recorded(first, second, system=system, against=against, measures=measures, margin=margin)
     found = table.to_dict("records")
     if as_json:
         print_json({"first": first.name, "second": second.name, "margin": margin, "rows": found})

@@ -23,7 +23,6 @@ from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
 if TYPE_CHECKING:
-    pass  # TODO
     from matplotlib.figure import Figure
 
 # %% auto #0

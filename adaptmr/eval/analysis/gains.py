@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,9 +29,6 @@ from ...retrieval.plan import FixedPlanner, Planner, RetrievalPlan
 from ...retrieval.strategies import Strategy, StrategyPlanner
 from ...systems.base import PlannedSystem
 from ...types import Dataset
-
-if TYPE_CHECKING:
-    pass  # TODO
 
 # %% auto #0
 __all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'measure_headroom', 'headroom_table', 'headroom_answers', 'strategy_matrix',

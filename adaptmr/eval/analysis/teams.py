@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,9 +19,6 @@ from ..runner.timings import timing_sentence
 from ..stats.intervals import compare_systems, format_interval, ratio_ci
 from ...memory.team.steps import parse_action, search_key
 from ...types import Dataset
-
-if TYPE_CHECKING:
-    pass  # TODO
 
 # %% auto #0
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'MEMORIES',
